@@ -1,0 +1,44 @@
+# Two commands do everything on a fresh machine with Python and make: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: setup demo test lint bench-setup bench soak test-engines test-clients clean
+
+setup: $(VENV)/ready
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	@touch $@
+
+demo: setup  ## four simulated engines, the gateway, real conversations, a table; ARGS=--keep leaves it running
+	@$(BIN)/kvlane-sim demo $(ARGS)
+
+test: setup lint  ## every check that needs neither network nor real engines
+	$(BIN)/pytest -m 'not soak and not engines and not clients' --cov --cov-report=
+	$(BIN)/coverage report --include='policies/*' --fail-under=100 --skip-covered
+	$(BIN)/coverage report --include='gateway/*,loadtests/*' --fail-under=85 --skip-covered
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+soak: setup  ## the cases that need minutes, in real time
+	$(BIN)/pytest -m soak -s
+
+bench-setup:  ## gcc tools, nginx and sglang-router, into .bench/: never dependencies
+	$(PYTHON) loadtests/bench/setup.py
+
+bench: setup  ## CPU per request beside a direct connection, nginx and sglang-router
+	$(BIN)/python -m loadtests.bench $(ARGS)
+
+test-engines: setup  ## the acceptance suite against real vLLM and llama.cpp, where they are installed
+	$(BIN)/pytest -m engines -s -rs
+
+test-clients: setup  ## openai-python 1.x and openai-node, each in a place of its own
+	$(BIN)/pytest -m clients -s
+
+clean:
+	rm -rf $(VENV) .bench .mypy_cache .ruff_cache build *.egg-info

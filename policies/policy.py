@@ -1,0 +1,47 @@
+"""The one seam of routing: a Policy looks at a request and the endpoints that may take it, and chooses one.
+
+A policy is synchronous and draws on its arguments and its own seeded state alone. It never charges: `gateway/fleet.py`
+and the simulator choose and charge in one step, without an await in between, so that two requests never see the same
+books.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from policies.endpoint import Endpoint
+from policies.request import InferenceRequest
+
+
+class Reason(Enum):
+    """Why this endpoint: a metric label, a response header and a span attribute."""
+
+    ONLY = "only"
+    """There was nobody else to choose."""
+    TURN = "turn"
+    """Its turn in a rotation."""
+    CHANCE = "chance"
+    LEAST_LOADED = "least_loaded"
+    HOLDS = "holds"
+    """It holds the state that the request names (a stored response)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An endpoint, what is expected of it, and why it was chosen."""
+
+    endpoint: Endpoint
+    reason: Reason
+    cached_tokens: int = 0
+    """Prompt tokens expected to be in its KV cache already."""
+    wait_s: float = 0.0
+    """Predicted wait before it starts on this request."""
+
+
+class Policy(Protocol):
+    """Chooses an endpoint."""
+
+    def choose(self, request: InferenceRequest, endpoints: Sequence[Endpoint], now: float) -> Choice:
+        """Choose one of `endpoints`, which is not empty and holds only those that may take the request."""
+        ...
