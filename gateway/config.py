@@ -1,0 +1,298 @@
+"""The configuration: typed, frozen, whole. The only place that reads settings and environment.
+
+`load(path)` gives a Config or raises ConfigError, which names every problem at once, each by path and value. Keys carry
+their unit. Unknown keys are refused: a misspelt limit must not silently be no limit. `${NAME}` in a string is replaced
+by the environment variable NAME, so that secrets stay out of the file; a missing one is a problem like any other.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from yarl import URL
+
+from gateway.engines.adapter import Kind
+from policies.catalog import POLICIES
+
+ENVIRONMENT_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$"  # names become header values and metric labels
+MEBIBYTE = 1 << 20
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used; `problems` has one line each."""
+
+    def __init__(self, source: str, problems: Iterable[str]) -> None:
+        self.source = source
+        self.problems = tuple(problems)
+        super().__init__(f"{source}: " + "; ".join(self.problems))
+
+
+class Section(BaseModel):
+    """A part of the configuration: frozen, and strict about unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Listen(Section):
+    """Where the gateway listens, and how much it takes from one client."""
+
+    host: str = Field("127.0.0.1", description="Address of the API.")
+    port: Port = Field(8080, description="Port of the API: /v1/*, /healthz, /readyz. 0 takes any free one.")
+    admin_host: str = Field("127.0.0.1", description="Address of the admin listener; keep it off public networks.")
+    admin_port: Port = Field(8081, description="Port of the admin listener: /metrics, /admin/*.")
+    max_body_bytes: Count = Field(64 * MEBIBYTE, description="A larger request body is refused with 413.")
+    max_header_bytes: Count = Field(16384, description="A longer request line or header is refused.")
+    max_headers: Count = Field(128, description="More header lines are refused.")
+    body_timeout_s: Seconds = Field(60, description="A client that sends nothing of its body for so long gets 408.")
+    keepalive_s: Seconds = Field(75, description="An idle client connection is closed after this.")
+
+
+class Timeouts(Section):
+    """How long the gateway waits for engines. There is no total timeout: a slow stream may last for hours."""
+
+    connect_s: Seconds = Field(2, description="To open a connection to an engine.")
+    first_byte_s: Seconds = Field(300, description="From sending a request to the first byte of the answer's body.")
+    idle_s: Seconds = Field(120, description="Between bytes of an answer that has begun.")
+    deadline_s: Seconds = Field(
+        600,
+        description="From a request's arrival to the first byte, over all tries; "
+        "a client's own x-stainless-read-timeout shortens it.",
+    )
+
+
+class Retries(Section):
+    """Second chances on other endpoints, before the first byte."""
+
+    max_tries: Count = Field(3, description="Endpoints tried for one request, the first included.")
+    budget: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.2, description="Retries as a share of requests, at most: an outage must not double the load."
+    )
+    window_s: Seconds = Field(10, description="Over how long that share is counted.")
+    floor: Annotated[int, Field(ge=0)] = Field(
+        10, description="Retries that are always allowed within the window, for when there is little traffic."
+    )
+
+
+class Health(Section):
+    """How endpoints are watched."""
+
+    interval_s: Seconds = Field(1, description="Between health checks of an endpoint.")
+    timeout_s: Seconds = Field(3, description="A slower answer counts as none; SGLang's takes a second by design.")
+    state_interval_s: Seconds = Field(1, description="Between readings of an engine's load and cache figures.")
+
+
+class Connections(Section):
+    """Connections to engines."""
+
+    idle_s: Seconds = Field(
+        3, description="An idle one is closed after this; engines close theirs after 5 s, so stay below."
+    )
+    max_idle: Count = Field(1024, description="Idle ones kept per endpoint.")
+
+
+class Shutdown(Section):
+    """What SIGTERM starts."""
+
+    grace_s: Annotated[float, Field(ge=0)] = Field(
+        5, description="/readyz says 503 at once, but new requests are served for so long: balancers need to notice."
+    )
+    drain_s: Annotated[float, Field(ge=0)] = Field(
+        600, description="Running requests may take so long to end; then they are cut off."
+    )
+
+
+class AccessLog(Section):
+    """One JSON line a request."""
+
+    path: str | None = Field(None, description="File to append to, `-` for standard output; none by default.")
+
+
+class EndpointConfig(Section):
+    """One engine."""
+
+    name: Annotated[str, Field(pattern=NAME)] | None = Field(
+        None, description="Unique; in headers, metrics and logs. Host and port by default."
+    )
+    url: str = Field(description="Where the engine listens, without /v1.")
+    kind: Literal["auto"] | Kind = Field(
+        "auto", description="vllm, sglang, trtllm, triton, llamacpp, tgi; auto asks the engine."
+    )
+    models: tuple[str, ...] = Field((), description="Model names it serves; none: the engine is asked.")
+    max_context_tokens: Count | None = Field(
+        None, description="Prompt plus output it takes; none: the engine is asked."
+    )
+    api_key: str | None = Field(None, repr=False, description="Sent to the engine as a bearer token.")
+    metrics_url: str | None = Field(
+        None, description="Where its metrics page is, if not on `url` (Triton: http://host:8002/metrics)."
+    )
+
+    @field_validator("url", "metrics_url")
+    @classmethod
+    def _is_http(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        try:
+            url = URL(value)
+        except ValueError as error:
+            raise ValueError(f"not a URL: {error}") from error
+        if url.scheme not in ("http", "https") or not url.host:
+            raise ValueError("must be http://host:port or https://host:port")
+        if url.user or url.password or url.query_string or url.fragment:
+            raise ValueError("must have no user, query or fragment")
+        return value.rstrip("/")
+
+    @property
+    def label(self) -> str:
+        """The endpoint's name in headers, metrics and logs."""
+        url = URL(self.url)
+        return self.name or f"{url.host}:{url.port}"
+
+
+class PoolConfig(Section):
+    """Endpoints that one policy spreads requests over."""
+
+    name: Annotated[str, Field(pattern=NAME)] = Field("default", description="Unique; in headers and metrics.")
+    policy: str = Field("least_requests", description="One of: " + ", ".join(POLICIES) + ".")
+    endpoints: Annotated[tuple[EndpointConfig, ...], Field(min_length=1)] = Field(description="Its engines.")
+
+    @field_validator("policy")
+    @classmethod
+    def _is_policy(cls, value: str) -> str:
+        if value not in POLICIES:
+            raise ValueError("must be one of " + ", ".join(POLICIES))
+        return value
+
+
+class TenantConfig(Section):
+    """Who may call. Without any tenant, everybody may."""
+
+    name: Annotated[str, Field(pattern=NAME)] = Field(description="Unique; in metrics and logs.")
+    key_sha256: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        description="SHA-256 of each of its API keys, in hex: the keys themselves are never stored.", repr=False
+    )
+    models: tuple[str, ...] = Field((), description="Models it may use; none: all.")
+    kvlane_headers: bool = Field(True, description="Whether its answers carry x-kvlane-* headers.")
+
+    @field_validator("key_sha256")
+    @classmethod
+    def _is_sha256(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(re.fullmatch(r"[0-9a-fA-F]{64}", digest) for digest in value):
+            raise ValueError("each must be 64 hex digits")
+        return tuple(digest.lower() for digest in value)
+
+
+class Config(Section):
+    """The whole configuration."""
+
+    listen: Listen = Listen()
+    timeouts: Timeouts = Timeouts()
+    retries: Retries = Retries()
+    health: Health = Health()
+    connections: Connections = Connections()
+    shutdown: Shutdown = Shutdown()
+    access_log: AccessLog = AccessLog()
+    pools: Annotated[tuple[PoolConfig, ...], Field(min_length=1)]
+    tenants: tuple[TenantConfig, ...] = ()
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        problems = [
+            *_repeated("pool", (pool.name for pool in self.pools)),
+            *_repeated("endpoint", (endpoint.label for pool in self.pools for endpoint in pool.endpoints)),
+            *_repeated("tenant", (tenant.name for tenant in self.tenants)),
+            *_repeated("key", (digest[:8] + "…" for tenant in self.tenants for digest in tenant.key_sha256)),
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+def _repeated(what: str, names: Iterable[str]) -> list[str]:
+    return [f"{what} {name!r} is there twice" for name, count in Counter(names).items() if count > 1]
+
+
+def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
+    """Read a YAML file.
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, or says something that cannot be.
+    """
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(str(path), [error.strerror or str(error)]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(str(path), ["is not UTF-8 text"]) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(str(path), [" ".join(str(error).split())]) from error
+    return build(document, str(path), environment)
+
+
+def build(document: object, source: str, environment: Mapping[str, str] = os.environ) -> Config:
+    """Make a Config of what a YAML document holds.
+
+    Raises:
+        ConfigError: with every problem found, those of environment references and of types together.
+    """
+    problems: list[str] = []
+    if not isinstance(document, dict):
+        raise ConfigError(source, [f"must be a mapping of sections, is {type(document).__name__}"])
+    resolved = _resolve(document, "", environment, problems)
+    try:
+        config = Config.model_validate(resolved)
+    except ValidationError as error:
+        problems += [_problem(item) for item in error.errors()]
+    if problems:
+        raise ConfigError(source, problems)
+    return config
+
+
+def quick(urls: Iterable[str]) -> Config:
+    """Make the configuration of `kvlane serve --endpoint URL …`: one pool, everything else by default.
+
+    Raises:
+        ConfigError: a URL is none, or is there twice.
+    """
+    return build({"pools": [{"endpoints": [{"url": url} for url in urls]}]}, "--endpoint", {})
+
+
+def _resolve(value: Any, path: str, environment: Mapping[str, str], problems: list[str]) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _resolve(item, f"{path}.{key}" if path else str(key), environment, problems)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_resolve(item, f"{path}[{index}]", environment, problems) for index, item in enumerate(value)]
+    if not isinstance(value, str):
+        return value
+
+    def replace(match: re.Match[str]) -> str:
+        if match[1] not in environment:
+            problems.append(f"{path}: environment variable {match[1]} is not set")
+        return environment.get(match[1], "unset")
+
+    return ENVIRONMENT_REFERENCE.sub(replace, value)
+
+
+def _problem(item: Any) -> str:
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in item["loc"]).lstrip(".")
+    message = str(item["msg"]).removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    if item["type"] == "extra_forbidden":
+        return f"{path}: unknown key"
+    if item["type"] == "missing":
+        return f"{path}: is required"
+    if isinstance(item["input"], (dict, list, tuple)) or "key" in path:
+        return f"{path}: {message}" if path else message
+    return f"{path}: {message}, is {item['input']!r}"
