@@ -9,6 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -16,7 +17,6 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from yarl import URL
 
-from gateway.engines.adapter import Kind
 from policies.catalog import POLICIES
 
 ENVIRONMENT_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -26,6 +26,17 @@ MEBIBYTE = 1 << 20
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+
+
+class Kind(Enum):
+    """Engine families."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    TRTLLM = "trtllm"
+    TRITON = "triton"
+    LLAMACPP = "llamacpp"
+    TGI = "tgi"
 
 
 class ConfigError(Exception):
@@ -104,7 +115,8 @@ class Shutdown(Section):
     """What SIGTERM starts."""
 
     grace_s: Annotated[float, Field(ge=0)] = Field(
-        5, description="/readyz says 503 at once, but new requests are served for so long: balancers need to notice."
+        5,
+        description="/readyz says 503 at once, but new requests are served for so long: balancers need to notice.",
     )
     drain_s: Annotated[float, Field(ge=0)] = Field(
         600, description="Running requests may take so long to end; then they are cut off."
@@ -178,7 +190,8 @@ class TenantConfig(Section):
 
     name: Annotated[str, Field(pattern=NAME)] = Field(description="Unique; in metrics and logs.")
     key_sha256: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
-        description="SHA-256 of each of its API keys, in hex: the keys themselves are never stored.", repr=False
+        description="SHA-256 of each of its API keys, in hex: the keys themselves are never stored.",
+        repr=False,
     )
     models: tuple[str, ...] = Field((), description="Models it may use; none: all.")
     kvlane_headers: bool = Field(True, description="Whether its answers carry x-kvlane-* headers.")

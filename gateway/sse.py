@@ -41,7 +41,9 @@ class EventReader:
         "_shape",
         "events",
         "failure",
+        "failure_event",
         "has_content",
+        "has_payload",
         "is_done",
         "response_id",
     )
@@ -57,9 +59,13 @@ class EventReader:
         """Blocks of events that have passed: not tokens, but something to count where an engine tells no usage."""
         self.has_content = False
         """Whether content, reasoning or a tool call was seen: the first token."""
+        self.has_payload = False
+        """Whether an event with data was seen, beside comments."""
         self.is_done = False
         self.failure: dict[str, Any] | None = None
         """The engine's own words for what went wrong inside the stream."""
+        self.failure_event = b""
+        """Those words as they came, where they are an error that clients understand; left out of what `feed` gives."""
         self.response_id: str | None = None
 
     @property
@@ -136,15 +142,18 @@ class EventReader:
         for event in _events(whole):
             data = _data_of(event)
             if data.strip() == b"[DONE]" and self.ends_at_done:
-                self.is_done = True
+                self.is_done = self.has_payload = True
                 kept.append(event)
                 break
             payload = _parsed(data)
             if payload is None:
                 kept.append(event)
                 continue
+            self.has_payload = True
             if self._is_failure(payload):
                 self.failure = payload
+                if "choices" not in payload:
+                    self.failure_event = event
                 break
             if self._hides_usage and payload.get("choices") == [] and isinstance(payload.get("usage"), dict):
                 continue
@@ -169,14 +178,14 @@ class EventReader:
         response = payload.get("response")
         if self.response_id is None and isinstance(response, dict) and isinstance(response.get("id"), str):
             self.response_id = response["id"]
-        if not self.has_content and _carries_content(self._shape, payload):
-            self.has_content = True
+        self.has_content = self.has_content or _carries_content(self._shape, payload)
 
 
 def _last_boundary(data: bytes | bytearray, start: int) -> int:
     """Give the place behind the last blank line, 0 where there is none behind `start`."""
-    end = max(data.rfind(b"\n\n", start) + 2, data.rfind(b"\n\r\n", start) + 3)
-    return end if end > 3 or data[:end].endswith((b"\n\n", b"\n\r\n")) else 0
+    lf = data.rfind(b"\n\n", start)
+    crlf = data.rfind(b"\n\r\n", start)
+    return max(lf + 2 if lf >= 0 else 0, crlf + 3 if crlf >= 0 else 0)
 
 
 def _events(whole: bytes) -> Iterator[bytes]:
@@ -206,6 +215,8 @@ def _carries_content(shape: Shape, payload: dict[str, Any]) -> bool:
         return str(payload.get("type", "")).endswith(".delta")
     if shape is Shape.MESSAGES:
         return payload.get("type") == "content_block_delta"
+    if shape is Shape.OTHER:
+        return True
     choices = payload.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         return False

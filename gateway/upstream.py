@@ -12,7 +12,7 @@ States of a connection:
                     \\--abort, reset, nonsense--> closed
 
 What never happens: a connection with unread or unsent bytes goes back to the pool; two requests share a connection; a
-receiver hears anything after `end` or `broken`. Engines close idle connections after 5 s: ours close earlier, and where
+receiver hears anything after `on_end` or `on_broken`. Engines close idle connections after 5 s: ours close earlier, and where
 both cross, the send that dies on a *reused* connection before a single byte is reported as StaleConnection, which the
 caller may try once more on a fresh one, since the engine never saw it.
 """
@@ -22,6 +22,7 @@ import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+from urllib.parse import urlsplit
 
 import httptools
 
@@ -73,16 +74,16 @@ class AnswerHead:
 class Receiver(Protocol):
     """Who gets an answer. Called from the event loop as bytes arrive; must not block."""
 
-    def head(self, head: AnswerHead) -> None:
+    def on_head(self, head: AnswerHead) -> None:
         """Take status and headers; called once, first."""
 
-    def body(self, data: bytes) -> None:
+    def on_body(self, data: bytes) -> None:
         """Take bytes of the body, unchunked."""
 
-    def end(self) -> None:
+    def on_end(self) -> None:
         """The answer is whole."""
 
-    def broken(self, error: UpstreamError) -> None:
+    def on_broken(self, error: UpstreamError) -> None:
         """The answer will not be whole."""
 
 
@@ -102,6 +103,7 @@ class Connection(asyncio.Protocol):
         "_saw_bytes",
         "_saw_head",
         "idle_until",
+        "is_paused",
         "transport",
     )
 
@@ -116,6 +118,7 @@ class Connection(asyncio.Protocol):
         self._saw_bytes = self._saw_head = self._is_complete = self._is_reused = False
         self._drain_timer: asyncio.TimerHandle | None = None
         self.idle_until = 0.0
+        self.is_paused = False
 
     # What the gateway does with it.
 
@@ -140,17 +143,19 @@ class Connection(asyncio.Protocol):
         """Stop listening to an answer that has said all; keep the connection if it ends soon."""
         self._receiver = None
         if not self._is_complete and self.transport is not None:
-            self.transport.resume_reading()
+            self.resume()
             self._drain_timer = self._pool.loop.call_later(DRAIN_S, self.abort)
 
     def pause(self) -> None:
         """Read no more for now: the client is slower than the engine."""
-        if self.transport is not None and not self.transport.is_closing():
+        if self.transport is not None and not self.is_paused and not self.transport.is_closing():
+            self.is_paused = True
             self.transport.pause_reading()
 
     def resume(self) -> None:
         """Read on."""
-        if self.transport is not None and not self.transport.is_closing():
+        if self.transport is not None and self.is_paused and not self.transport.is_closing():
+            self.is_paused = False
             self.transport.resume_reading()
 
     # What asyncio tells it.
@@ -176,7 +181,7 @@ class Connection(asyncio.Protocol):
             body = parts[0] if len(parts) == 1 else b"".join(parts)
             parts.clear()
             if self._receiver is not None:
-                self._receiver.body(body)
+                self._receiver.on_body(body)
         if self._is_complete:
             self._finish()
 
@@ -191,13 +196,13 @@ class Connection(asyncio.Protocol):
             return
         head = self._head
         if self._saw_head and head.content_length is None and not head.is_chunked and exc is None:
-            receiver.end()
+            receiver.on_end()
         elif self._is_reused and not self._saw_bytes:
-            receiver.broken(StaleConnection("the engine had closed the connection"))
+            receiver.on_broken(StaleConnection("the engine had closed the connection"))
         else:
             how = "reset" if exc is not None else "closed"
             when = "inside the answer" if self._saw_head else "before an answer"
-            receiver.broken(BrokenAnswer(f"the engine {how} the connection {when}"))
+            receiver.on_broken(BrokenAnswer(f"the engine {how} the connection {when}"))
 
     # What llhttp tells it.
 
@@ -227,7 +232,7 @@ class Connection(asyncio.Protocol):
         self._head.status = status
         self._saw_head = True
         if self._receiver is not None:
-            self._receiver.head(self._head)
+            self._receiver.on_head(self._head)
 
     def on_body(self, data: bytes) -> None:
         """Collect; handed over once per read."""
@@ -252,25 +257,33 @@ class Connection(asyncio.Protocol):
         assert parser is not None
         if transport is not None and not transport.is_closing():
             if parser.should_keep_alive() and not transport.get_write_buffer_size():
+                self.resume()
                 self._pool.take_back(self, self._head)
             else:
                 transport.abort()
         if receiver is not None:
-            receiver.end()
+            receiver.on_end()
 
     def _fail(self, error: UpstreamError) -> None:
         receiver, self._receiver = self._receiver, None
         self._parts.clear()
         self.abort()
         if receiver is not None:
-            receiver.broken(error)
+            receiver.on_broken(error)
 
 
 class EngineConnections:
     """The connections to one engine: opened when needed, kept for a while, last in first out."""
 
     def __init__(
-        self, host: str, port: int, tls: ssl.SSLContext | None, *, connect_s: float, idle_s: float, max_idle: int
+        self,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None,
+        *,
+        connect_s: float,
+        idle_s: float,
+        max_idle: int,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self._host = host
@@ -355,6 +368,44 @@ class EngineConnections:
             connection.abort()
         if self._idle:
             self._reaper = self.loop.call_later(self._idle_s, self._reap)
+
+
+class Upstream:
+    """The connections to all engines, by URL."""
+
+    def __init__(self, *, connect_s: float, idle_s: float, max_idle: int) -> None:
+        self._connect_s = connect_s
+        self._idle_s = idle_s
+        self._max_idle = max_idle
+        self._engines: dict[str, EngineConnections] = {}
+
+    def to(self, url: str) -> EngineConnections:
+        """Give the connections to the engine at `url`."""
+        connections = self._engines.get(url)
+        if connections is None:
+            parts = urlsplit(url)
+            is_tls = parts.scheme == "https"
+            assert parts.hostname is not None
+            connections = self._engines[url] = EngineConnections(
+                parts.hostname,
+                parts.port or (443 if is_tls else 80),
+                ssl.create_default_context() if is_tls else None,
+                connect_s=self._connect_s,
+                idle_s=self._idle_s,
+                max_idle=self._max_idle,
+            )
+        return connections
+
+    def forget(self, url: str) -> None:
+        """Close what is open to an engine that has left."""
+        connections = self._engines.pop(url, None)
+        if connections is not None:
+            connections.close()
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        for url in list(self._engines):
+            self.forget(url)
 
 
 def _keep_alive_timeout(value: bytes) -> float | None:

@@ -1,0 +1,374 @@
+"""Engine bytes to client bytes.
+
+An Answer receives one try's answer from `upstream` and, once it is known to be good, hands it to the client. Until then
+it holds back: engines send the head before they prefill, so a status 200 says nothing. What is held, and until when:
+
+    error status        all of it, up to MAX_ERROR_BYTES     until the end: it may be retried, or put into shape
+    event stream        the first event                      a first event that is an error can still be retried
+    JSON                all of it, up to MAX_HELD_BYTES      until the end: a 200 may hold an error or an abort
+    anything else       nothing                              the first bytes commit
+
+    waiting --first byte, end, failure--> opened --deliver--> relaying --end, break, [DONE], idle--> ended
+
+While relaying, a read from the engine is a write to the client in the same callback: no await, no future, no JSON per
+token. A client that reads slowly pauses the reading from the engine. A stream that breaks ends with an error event and
+without [DONE]; any other body is severed. What never happens: a second try after the first byte; a broken body that
+ends like a whole one.
+"""
+
+import asyncio
+import re
+import zlib
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import orjson
+from aiohttp.web import StreamResponse
+
+from gateway.client import ClientAnswer, Header
+from gateway.errors import GatewayError, UpstreamFailed, UpstreamTimeout, stream_event
+from gateway.routes import Shape
+from gateway.sse import EventReader
+from gateway.upstream import AnswerHead, BrokenAnswer, Connection, Stalled, UpstreamError
+from gateway.usage import Usage, read_usage
+
+MAX_ERROR_BYTES = 65536  # an error longer than this is not one that a client reads
+MAX_HELD_BYTES = 65536
+CUT_SHORT = "the engine ended the stream without saying that it is done"
+TAIL_BYTES = 16384  # of a long body, enough to hold usage at its end
+
+_ID = re.compile(rb'"id"\s*:\s*"([A-Za-z0-9_-]{1,128})"')
+
+
+class AnswerKind(Enum):
+    """What an answer is, by its head."""
+
+    ERROR = "error"
+    EVENTS = "events"
+    JSON = "json"
+    OTHER = "other"
+
+
+class Answer:
+    """One engine's answer to one try."""
+
+    def __init__(self, shape: Shape, *, hides_usage: bool, on_first_token: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._shape = shape
+        self._hides_usage = hides_usage
+        self._on_first_token = on_first_token
+        self.opened: asyncio.Future[None] = self._loop.create_future()
+        """Done when it is known what this answer is: good, bad or broken."""
+        self._done: asyncio.Future[None] | None = None
+        self.connection: Connection | None = None
+        self.head: AnswerHead = AnswerHead()
+        self.kind = AnswerKind.OTHER
+        self.error: UpstreamError | None = None
+        """What went wrong with the connection, before or inside the answer."""
+        self.is_whole = False
+        self.is_truncated = False
+        """Whether an error's body was longer than what was kept of it."""
+        self.first_byte_at: float | None = None
+        self.first_token_at: float | None = None
+        self.last_byte_at = 0.0
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._tail: list[bytes] = []
+        self._tail_bytes = 0
+        self._events: EventReader | None = None
+        self._decoder: Any = None
+        self._response_id: str | None = None
+        self._client: ClientAnswer | None = None
+        self._response: StreamResponse | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._idle_s = 0.0
+
+    # What upstream tells.
+
+    def on_head(self, head: AnswerHead) -> None:
+        """Learn what kind of answer it is."""
+        self.head = head
+        content_type = (head.get(b"content-type") or b"").lower()
+        if head.status >= 400:
+            self.kind = AnswerKind.ERROR
+        elif content_type.startswith(b"text/event-stream"):
+            self.kind = AnswerKind.EVENTS
+            self._events = EventReader(self._shape, hides_usage=self._hides_usage)
+        elif b"json" in content_type:
+            self.kind = AnswerKind.JSON
+        encoding = (head.get(b"content-encoding") or b"identity").lower()
+        if encoding in (b"gzip", b"x-gzip", b"deflate"):
+            # Not asked for, since accept-encoding is not passed on; but some engine behind a proxy does it all the same.
+            self._decoder = zlib.decompressobj(wbits=47 if b"gzip" in encoding else 15)
+
+    def on_body(self, data: bytes) -> None:
+        """Hold, or relay."""
+        self.last_byte_at = self._loop.time()
+        if self._decoder is not None:
+            try:
+                data = self._decoder.decompress(data)
+            except zlib.error as error:
+                self._break(BrokenAnswer(f"the engine's answer does not decompress: {error}"))
+                return
+            if not data:
+                return
+        if self._client is not None:
+            self._relay(data)
+        else:
+            self._hold(data)
+
+    def on_end(self) -> None:
+        """Take the end of the engine's answer."""
+        if self._events is not None:
+            rest = self._events.flush()
+            if self._client is not None and (rest or self._events.failure):
+                self._relay_events(rest)
+            elif rest:
+                self._held.append(rest)
+        self.is_whole = True
+        if self._client is None:
+            self._open()
+        elif self._response is None:
+            self._conclude()
+
+    def on_broken(self, error: UpstreamError) -> None:
+        """Take it that there is no more to come."""
+        self.error = error
+        if self._client is None:
+            self._open()
+        else:
+            self._break(error)
+
+    # What the proxy asks.
+
+    def expire(self, after_s: float) -> None:
+        """Give up waiting for the first byte."""
+        if not self.opened.done():
+            if self.connection is not None:
+                self.connection.abort()
+            self.on_broken(Stalled(f"no first byte within {after_s:.3g} s"))
+
+    @property
+    def held(self) -> bytes:
+        """What was held back."""
+        return b"".join(self._held)
+
+    @property
+    def failure(self) -> dict[str, Any] | None:
+        """The error that a 200 holds: the first event of a stream, or the whole of a JSON body."""
+        if self._events is not None:
+            return self._events.failure
+        if self.kind is AnswerKind.JSON and self.is_whole:
+            held = self.held
+            if b'"error"' in held or b'"abort"' in held:
+                return _json_failure(held)
+        return None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it may be delivered."""
+        return (
+            self.error is None and self.kind is not AnswerKind.ERROR and self.failure is None and not self._is_cut_short
+        )
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the engine says it used."""
+        return self._events.usage if self._events is not None else read_usage(b"".join(self._tail))
+
+    @property
+    def events(self) -> int:
+        """How many blocks of events were read."""
+        return self._events.events if self._events is not None else 0
+
+    @property
+    def response_id(self) -> str | None:
+        """The id that a stored response has."""
+        if self._events is not None:
+            return self._events.response_id
+        return self._response_id
+
+    def deliver(self, client: ClientAnswer, headers: list[Header], idle_s: float) -> None:
+        """Commit: give the client the head and what was held; from here on bytes go through."""
+        self._client = client
+        self._idle_s = idle_s
+        held = self.held
+        self._held.clear()
+        if self._shape is Shape.RESPONSES and (found := _ID.search(held)):
+            self._response_id = found[1].decode()
+        self._keep_tail(held)
+        length = None
+        if self._events is None:
+            length = len(held) if self.is_whole else None if self._decoder else self.head.content_length
+        client.start(self.head.status, headers, length, held)
+        self._note_first_token()
+        if self._events is not None and self._events.is_done and self._events.ends_at_done:
+            self._finish()
+        elif self.is_whole:
+            self._conclude()
+        else:
+            client.on_writable(self._resume)
+            self._idle_timer = self._loop.call_later(idle_s, self._check_idle)
+
+    async def relayed(self) -> StreamResponse:
+        """Wait for the end. Whoever is cancelled here has lost its client, and closes the answer."""
+        if self._response is None:
+            self._done = self._loop.create_future()
+            await self._done
+        assert self._response is not None
+        return self._response
+
+    def close(self) -> None:
+        """Let go of the connection; an answer that is not whole is cut off at the engine."""
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        if self._client is not None:
+            self._client.on_writable(None)
+        if self.connection is not None and not self.is_whole and self._response is None:
+            self.connection.abort()
+
+    # Inside.
+
+    def _open(self) -> None:
+        if not self.opened.done():
+            self.opened.set_result(None)
+
+    def _hold(self, data: bytes) -> None:
+        if self.first_byte_at is None:
+            self.first_byte_at = self.last_byte_at
+        if self._events is not None:
+            data = self._events.feed(data)
+            self._held.append(data)
+            if self._events.has_payload or self._events.failure:
+                self._open()
+            return
+        self._held.append(data)
+        self._held_bytes += len(data)
+        if self.kind is AnswerKind.ERROR:
+            if self._held_bytes > MAX_ERROR_BYTES:
+                self.is_truncated = True
+                if self.connection is not None:
+                    self.connection.abort()
+                self._open()
+        elif self.kind is AnswerKind.OTHER or self._held_bytes > MAX_HELD_BYTES:
+            self._open()
+
+    def _relay(self, data: bytes) -> None:
+        if self._response is not None:
+            return
+        if self._events is not None:
+            self._relay_events(self._events.feed(data))
+        else:
+            self._keep_tail(data)
+            self._write(data)
+
+    def _relay_events(self, data: bytes) -> None:
+        assert self._events is not None
+        if data:
+            self._write(data)
+        if self.first_token_at is None:
+            self._note_first_token()
+        if self._events.failure is not None:
+            self._break(BrokenAnswer("the engine failed inside the stream"))
+        elif self._events.is_done and self._events.ends_at_done:
+            self._finish()
+
+    def _write(self, data: bytes) -> None:
+        assert self._client is not None
+        if not self._client.write(data) and self.connection is not None:
+            self.connection.pause()
+
+    def _resume(self) -> None:
+        if self.connection is not None:
+            self.last_byte_at = self._loop.time()
+            self.connection.resume()
+
+    def _note_first_token(self) -> None:
+        if self._events is None or self._events.has_content:
+            self.first_token_at = self.last_byte_at
+            self._on_first_token()
+
+    @property
+    def _is_cut_short(self) -> bool:
+        return self.is_whole and self._events is not None and self._events.ends_by_mark and not self._events.is_done
+
+    def _conclude(self) -> None:
+        if self._is_cut_short:
+            self._break(BrokenAnswer(CUT_SHORT))
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        assert self._client is not None
+        self._end(self._client.finish())
+        if not self.is_whole and self.connection is not None:
+            self.connection.detach()
+
+    def _break(self, error: UpstreamError) -> None:
+        """End a body that has begun but will not be whole, in the way its client notices."""
+        self.error = error
+        if self.connection is not None:
+            self.connection.abort()
+        client = self._client
+        if client is None:
+            self._open()
+        elif self._response is None:
+            if self._events is None:
+                self._end(client.sever())
+            else:
+                client.write(self._events.failure_event or _broken_event(self._shape, error))
+                self._end(client.finish())
+
+    def _end(self, response: StreamResponse) -> None:
+        self._response = response
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)
+
+    def _check_idle(self) -> None:
+        if self._response is not None:
+            return
+        quiet_s = self._loop.time() - self.last_byte_at
+        if self.connection is not None and self.connection.is_paused:
+            quiet_s = 0.0  # it is the client that is slow
+        if quiet_s < self._idle_s:
+            self._idle_timer = self._loop.call_later(self._idle_s - quiet_s, self._check_idle)
+        else:
+            self._break(Stalled(f"nothing came from the engine for {self._idle_s:.3g} s"))
+
+    def _keep_tail(self, data: bytes) -> None:
+        if self._events is not None:
+            return
+        self._tail.append(data)
+        self._tail_bytes += len(data)
+        while self._tail_bytes - len(self._tail[0]) >= TAIL_BYTES:
+            self._tail_bytes -= len(self._tail.pop(0))
+
+
+def failure_of(error: UpstreamError) -> GatewayError:
+    """Say to a client what went wrong with an engine."""
+    if isinstance(error, Stalled):
+        return UpstreamTimeout(f"the engine did not answer in time: {error}")
+    return UpstreamFailed(f"the engine failed: {error}")
+
+
+def _broken_event(shape: Shape, error: UpstreamError) -> bytes:
+    refusal = failure_of(error)
+    if shape is Shape.MESSAGES:
+        payload = {"type": "error", "error": {"type": "api_error", "message": refusal.message}}
+        return b"event: error\ndata: " + orjson.dumps(payload) + b"\n\n"
+    return stream_event(refusal)
+
+
+def _json_failure(body: bytes) -> dict[str, Any] | None:
+    try:
+        payload = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(payload, dict):
+        return None
+    choices = payload.get("choices")
+    is_aborted = isinstance(choices, list) and any(
+        isinstance(choice, dict) and choice.get("finish_reason") == "abort" for choice in choices
+    )
+    return payload if payload.get("error") or is_aborted else None
