@@ -52,9 +52,7 @@ class EngineModel:
     ) -> None:
         self.profile = profile
         self.kv = BlockTree((kv_tokens or profile.kv_tokens) // BLOCK_TOKENS)
-        self.max_context_tokens = min(
-            max_context_tokens, self.kv.capacity * BLOCK_TOKENS
-        )  # one alone must fit
+        self.max_context_tokens = min(max_context_tokens, self.kv.capacity * BLOCK_TOKENS)  # one alone must fit
         self.max_num_seqs = max_num_seqs
         self.budget_tokens = max_num_batched_tokens or profile.batch_tokens
         self.max_queued = max_queued
@@ -387,9 +385,7 @@ class EngineModel:
         """Put the full blocks of the first `computed` tokens into the tree."""
         full = min(computed // BLOCK_TOKENS, len(sequence.blocks))
         if full > sequence.shared:
-            sequence.run, doubles = self.kv.use(
-                sequence.run, sequence.blocks, sequence.shared, full, mine=True
-            )
+            sequence.run, doubles = self.kv.use(sequence.run, sequence.blocks, sequence.shared, full, mine=True)
             sequence.doubles += doubles
             sequence.shared = full
 

@@ -66,7 +66,7 @@ class Kind(StrEnum):
     NOT_READY = "not_ready"
     """/health and every engine call say 503, for `seconds` or until cleared."""
     STALE_REUSE = "stale_reuse"
-    """Connections idle for `seconds` look alive and are reset when used again."""
+    """Connections idle for `seconds` (1) look alive and are reset when used again."""
 
 
 ENGINE_WIDE = frozenset(list(Kind)[list(Kind).index(Kind.REFUSE) :])
@@ -86,7 +86,7 @@ class Fault:
     retry_after_ms: float | None = None
     body: str | None = None
     factor: float = 1.0
-    seconds: float = 1.0
+    seconds: float | None = None
     size: int = 100_000_000
     paths: tuple[str, ...] = ()
     """Paths it hits; none named: every POST of an engine's own API."""

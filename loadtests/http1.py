@@ -39,6 +39,9 @@ class Owner(Protocol):
     def handle(self, exchange: "Exchange") -> None:
         """Take a request whose body is here."""
 
+    def answered(self, exchange: "Exchange") -> None:
+        """Note an answer that was sent to its end."""
+
     def closed(self, connection: "Connection") -> None:
         """Forget a connection."""
 
@@ -56,7 +59,7 @@ class Exchange:
         self.on_gone: Callable[[], None] | None = None
         self.on_writable: Callable[[], None] | None = None
         self.is_over = False
-        self.has_begun = False
+        self.status = 0
         self.is_crlf = False
         self.is_gzip = False
         self._deflate: zlib._Compress | None = None
@@ -79,7 +82,7 @@ class Exchange:
             body = packer.compress(body) + packer.flush()
             extra.append(("content-encoding", "gzip"))
         extra.append(("content-length", str(len(body))))
-        self.has_begun = True
+        self.status = status
         self.connection.write(_head(status, content_type, extra) + (b"" if self.method == "HEAD" else body))
         self._finish()
 
@@ -89,7 +92,7 @@ class Exchange:
         if self.is_gzip:
             self._deflate = zlib.compressobj(wbits=31)
             extra.append(("content-encoding", "gzip"))
-        self.has_begun = True
+        self.status = status
         self.connection.write(_head(status, content_type, extra))
 
     def send(self, data: bytes) -> None:
@@ -123,7 +126,7 @@ class Exchange:
 
     def _finish(self) -> None:
         self.is_over = True
-        self.connection.answered()
+        self.connection.answered(self)
 
 
 def _head(status: int, content_type: str | None, headers: Iterable[tuple[str, str]]) -> bytes:
@@ -162,8 +165,7 @@ class Connection(asyncio.Protocol):
 
     # what the transport says
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
         if not self._owner.accepted(self):
             self.reset()
@@ -262,8 +264,9 @@ class Connection(asyncio.Protocol):
         elif self._closes_after_dribble:
             self.close()
 
-    def answered(self) -> None:
+    def answered(self, exchange: Exchange) -> None:
         """Go on to the next request, or wait for one."""
+        self._owner.answered(exchange)
         self._current = None
         if not self._keeps:
             self.close()
@@ -290,6 +293,11 @@ class Connection(asyncio.Protocol):
             self._closes_after_dribble = True
         elif self._transport is not None:
             self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once, as the kernel does when a process is killed."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def reset(self) -> None:
         """Close with RST, dropping what is not sent yet."""

@@ -32,9 +32,10 @@ class Choice:
     language: Language
     output_tokens: int
     reason: str
+    due: int = 0
+    """Tokens made."""
     sent: int = 0
     cached_tokens: int = 0
-    is_done: bool = False
     head: bytes = b""
     tail: bytes = b""
 
@@ -54,6 +55,8 @@ class Wire:
     """
 
     prefix = "cmpl"
+    media = "application/json"
+    """Content type of an answer that is not streamed."""
 
     def __init__(self, ask: Ask, choices: Sequence[Choice], id: str, tells_cached: bool, usages: int = 1) -> None:
         self.ask = ask
@@ -113,6 +116,26 @@ class Wire:
             return b""
         usage = orjson.dumps(self.usage(self.made, True))
         return (head + b'],"usage":' + usage + b',"system_fingerprint":"%b"}\n\n' % FINGERPRINT.encode()) * self.usages
+
+    def opening(self) -> bytes:
+        """Render what a stream begins with, once the first token is ready."""
+        raise NotImplementedError
+
+    def piece(self, choice: Choice, text: str) -> bytes:
+        """Render one token; `choice.sent` counts it already."""
+        raise NotImplementedError
+
+    def ending(self) -> bytes:
+        """Render what comes after the last token of the last choice."""
+        raise NotImplementedError
+
+    def whole(self) -> bytes:
+        """Render the answer that is not streamed."""
+        raise NotImplementedError
+
+    def keep(self) -> dict[str, Json] | None:
+        """Give what the engine must remember of this answer under its id."""
+        return None
 
     def failure(self, message: str, type: str, code: int) -> bytes:
         """Render an error event."""

@@ -1,0 +1,18 @@
+"""kvlane-sim: the simulated fleet, and the load that proves what the gateway does."""
+
+import typer
+
+from loadtests.fleet import fleet
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.command()(fleet)
+
+
+@app.callback()
+def sim() -> None:
+    """Simulated engines and load for Kvlane."""
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
