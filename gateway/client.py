@@ -90,7 +90,16 @@ class ClientServer(Server):
 class ClientAnswer:
     """What one client gets for one request."""
 
-    __slots__ = ("_connection", "_is_chunked", "_keeps_alive", "_transport", "is_started", "status")
+    __slots__ = (
+        "_connection",
+        "_expects_continue",
+        "_is_chunked",
+        "_is_head",
+        "_keeps_alive",
+        "_transport",
+        "is_started",
+        "status",
+    )
 
     def __init__(self, request: BaseRequest) -> None:
         connection = request.protocol
@@ -100,14 +109,22 @@ class ClientAnswer:
         self._transport = request.transport
         self._keeps_alive = request.keep_alive
         self._is_chunked = request.version >= HttpVersion11
+        self._is_head = request.method == "HEAD"
+        self._expects_continue = request.headers.get("expect", "").lower() == "100-continue"
         self.is_started = False
         """Whether a byte was written: from then on there is no other status, and no second try."""
         self.status = 0
 
+    def go_on(self) -> None:
+        """Ask for the body, if the client waits to be asked."""
+        if self._expects_continue and self._is_chunked:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
     def reply(self, status: int, headers: Iterable[Header], body: bytes, *, closes: bool = False) -> StreamResponse:
         """Write a whole answer."""
         self._keeps_alive = self._keeps_alive and not closes
-        self._transport.write(b"%b%b" % (self._head(status, headers, len(body)), body))
+        head = self._head(status, headers, len(body))
+        self._transport.write(head if self._is_head else head + body)
         return self._delivered()
 
     def refuse(self, error: GatewayError, headers: Iterable[Header], *, closes: bool = False) -> StreamResponse:

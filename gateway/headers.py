@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 HOP_BY_HOP = frozenset(
-    (
+    [
         "connection",
         "keep-alive",
         "proxy-authenticate",
@@ -17,8 +17,9 @@ HOP_BY_HOP = frozenset(
         "proxy-connection",
         "te",
         "trailer",
-    )
-    + ("transfer-encoding", "upgrade")
+        "transfer-encoding",
+        "upgrade",
+    ]
 )
 CREDENTIALS = frozenset(("authorization", "x-api-key", "api-key", "cookie"))
 STEERING = frozenset(("x-data-parallel-rank", "x-vllm-priority", "x-smg-routing-key", "x-session-id"))

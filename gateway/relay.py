@@ -99,7 +99,7 @@ class Answer:
             self.kind = AnswerKind.JSON
         encoding = (head.get(b"content-encoding") or b"identity").lower()
         if encoding in (b"gzip", b"x-gzip", b"deflate"):
-            # Not asked for, since accept-encoding is not passed on; but some engine behind a proxy does it all the same.
+            # Not asked for, since accept-encoding is not passed on; some proxy before an engine does it all the same.
             self._decoder = zlib.decompressobj(wbits=47 if b"gzip" in encoding else 15)
 
     def on_body(self, data: bytes) -> None:

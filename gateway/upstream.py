@@ -12,16 +12,18 @@ States of a connection:
                     \\--abort, reset, nonsense--> closed
 
 What never happens: a connection with unread or unsent bytes goes back to the pool; two requests share a connection; a
-receiver hears anything after `on_end` or `on_broken`. Engines close idle connections after 5 s: ours close earlier, and where
-both cross, the send that dies on a *reused* connection before a single byte is reported as StaleConnection, which the
-caller may try once more on a fresh one, since the engine never saw it.
+receiver hears anything after `on_end` or `on_broken`.
+
+Engines close idle connections after 5 s; ours close earlier. Where both cross, the send that dies on a *reused*
+connection before a single byte is reported as StaleConnection: the caller may try it once more on a fresh one, since
+the engine never saw it.
 """
 
 import asyncio
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -162,8 +164,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Note the transport; uvloop has set TCP_NODELAY."""
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's own class says so only to duck typing
 
     def data_received(self, data: bytes) -> None:
         """Parse, and hand over what there is of the body."""

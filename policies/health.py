@@ -47,6 +47,10 @@ class Health:
         """Whether it may be given a request."""
         return self.state is State.READY and now >= self.cool_until
 
+    def is_cooling(self, now: float) -> bool:
+        """Whether it asked to be left alone and is otherwise well."""
+        return self.state in (State.READY, State.SUSPECT) and now < self.cool_until
+
     def is_last_resort(self, now: float) -> bool:
         """Whether it may be given a request when nobody is ready."""
         return self.state is State.SUSPECT and now >= self.cool_until

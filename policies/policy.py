@@ -33,8 +33,8 @@ class Choice:
 
     endpoint: Endpoint
     reason: Reason
-    cached_tokens: int = 0
-    """Prompt tokens expected to be in its KV cache already."""
+    cached_tokens: int | None = None
+    """Prompt tokens expected to be in its KV cache already; None when the policy does not look at prefixes."""
     wait_s: float = 0.0
     """Predicted wait before it starts on this request."""
 

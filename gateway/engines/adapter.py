@@ -1,26 +1,22 @@
-"""The seam to the engines: all that differs between vLLM, SGLang, TensorRT-LLM, llama.cpp and TGI.
+"""The seam to the engines: all that differs between vLLM, SGLang, TensorRT-LLM, Triton, llama.cpp and TGI.
 
-An adapter is pure: it names the pages to poll and reads what they answered. `gateway/probe.py` does the asking,
-`gateway/proxy.py` and `gateway/relay.py` ask it about answers. One instance a kind, no state.
+An adapter is pure: it names the pages to poll and reads what they answered. `gateway/probe.py` does the
+asking, `gateway/proxy.py` and `gateway/relay.py` ask it about answers. One instance a kind, no state; none
+raises, whatever the pages hold.
+
+Pages are handed over by the path that was asked. Metrics pages are known by their content and not by their
+path, so one that was read elsewhere (an endpoint's `metrics_url`: another port, a sidecar) is handed over
+among the others.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
+import orjson
+
+from gateway.config import Kind as Kind
 from policies.endpoint import EngineReport
-
-
-class Kind(Enum):
-    """Engine families, as the configuration names them."""
-
-    VLLM = "vllm"
-    SGLANG = "sglang"
-    TRTLLM = "trtllm"
-    TRITON = "triton"
-    LLAMACPP = "llamacpp"
-    TGI = "tgi"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +28,15 @@ class Page:
     body: bytes
     headers: Mapping[str, str]
 
+    def parse_json(self) -> object:
+        """Parse the body; None where the status is not 200 or the body is no JSON."""
+        if self.status != 200:
+            return None
+        try:
+            return orjson.loads(self.body)
+        except orjson.JSONDecodeError:
+            return None
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -39,6 +44,7 @@ class ServedModel:
 
     id: str
     max_context_tokens: int | None = None
+    """Prompt plus output of one request; None where the engine does not say."""
     parent: str | None = None
 
 
@@ -49,14 +55,14 @@ class Adapter(Protocol):
     health_path: str
     """Polled each health interval; 200 is well."""
     state_paths: tuple[str, ...]
-    """Pages that tell load and cache, polled each state interval; any may be missing (404, 501) on a given engine."""
+    """Pages that tell load and cache, polled each state interval; any may be missing (404, 501)."""
     model_paths: tuple[str, ...]
     """Pages that list models and limits, read when the endpoint becomes ready."""
     takes_unknown_fields: bool
     """False where the engine refuses a body with fields it does not know."""
 
     def read_state(self, pages: Mapping[str, Page]) -> EngineReport:
-        """Read load and cache figures; what the pages do not tell stays None."""
+        """Read load and cache figures; what no page tells stays None, and `at` is left to the caller."""
         ...
 
     def read_models(self, pages: Mapping[str, Page]) -> tuple[ServedModel, ...]:
@@ -64,5 +70,9 @@ class Adapter(Protocol):
         ...
 
     def incarnation(self, pages: Mapping[str, Page]) -> str | None:
-        """Name this run of the engine process (its start time), None where no page tells."""
+        """Name this run of the engine process, from state and model pages alike; None where no page tells.
+
+        Two different names are two runs. None says nothing: an engine may be asked for fewer pages the next
+        time.
+        """
         ...

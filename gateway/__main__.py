@@ -1,0 +1,5 @@
+"""`python -m gateway` is `kvlane`."""
+
+from gateway.cli import main
+
+main()

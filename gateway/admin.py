@@ -1,0 +1,71 @@
+"""The admin listener: what operators see. Never on the API's port, never reachable with a tenant's key."""
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from gateway.errors import error_body
+from gateway.fleet import Fleet, Member
+from gateway.metrics import Metrics
+
+
+def admin_app(fleet: Fleet, metrics: Metrics, clock: Callable[[], float]) -> web.Application:
+    """Build the admin application: /metrics, /admin/endpoints, /healthz."""
+
+    async def page(request: web.Request) -> web.Response:
+        content_type, body = metrics.page(request.headers.get("accept", ""))
+        return web.Response(body=body, headers={"content-type": content_type})
+
+    async def endpoints(request: web.Request) -> web.Response:
+        now = clock()
+        return web.Response(
+            body=orjson.dumps({"endpoints": [describe(member, now) for member in fleet.members()]}),
+            content_type="application/json",
+        )
+
+    async def health(request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def unknown(request: web.Request) -> web.Response:
+        message = f"there is no {request.method} {request.path[:200]} on the admin listener"
+        body = error_body(message, "invalid_request_error", None, "not_found")
+        return web.Response(status=404, body=body, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_get("/metrics", page)
+    app.router.add_get("/admin/endpoints", endpoints)
+    app.router.add_get("/healthz", health)
+    app.router.add_route("*", "/{path:.*}", unknown)
+    return app
+
+
+def describe(member: Member, now: float) -> dict[str, Any]:
+    """Say of an engine what an operator wants to know; None where the engine does not tell."""
+    endpoint = member.endpoint
+    report = endpoint.report
+    return {
+        "name": endpoint.name,
+        "url": endpoint.url,
+        "pool": member.pool.name,
+        "kind": member.kind.value if member.kind is not None else None,
+        "state": endpoint.health.state.value,
+        "cooling_s": max(0.0, endpoint.health.cool_until - now) if endpoint.health.is_cooling(now) else 0.0,
+        "models": sorted(endpoint.models),
+        "max_context_tokens": endpoint.max_context_tokens,
+        "inflight_requests": endpoint.outstanding.requests,
+        "pending_prefill_tokens": endpoint.outstanding.prefill_tokens,
+        "decoding": endpoint.outstanding.decoding,
+        "leases_total": member.leases_total,
+        "engine": {
+            "running": report.running,
+            "waiting": report.waiting,
+            "kv_usage": report.kv_usage,
+            "kv_capacity_tokens": report.kv_capacity_tokens,
+            "block_tokens": report.block_tokens,
+            "prefix_hit_tokens": report.prefix_hit_tokens,
+            "prefix_query_tokens": report.prefix_query_tokens,
+            "age_s": now - report.at if report.at > float("-inf") else None,
+        },
+    }

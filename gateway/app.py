@@ -1,0 +1,268 @@
+"""Builds every object once, from Config; the only place that knows all classes. Starts, and stops without losing work.
+
+    starting --listening--> serving --SIGTERM--> draining --grace--> closing --all ended, or drain_s--> stopped
+
+While draining, /readyz says 503 so that balancers look elsewhere, and new requests are still served: balancers take a
+while to notice. While closing nothing new is accepted, and what runs is let end.
+"""
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import logging
+import os
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from importlib.metadata import version
+from random import Random
+from typing import BinaryIO
+
+import aiohttp
+from aiohttp import web
+
+from gateway.accesslog import AccessLog
+from gateway.admin import admin_app
+from gateway.client import ClientServer
+from gateway.config import Config, PoolConfig
+from gateway.discovery import Discovery
+from gateway.discovery.static import StaticDiscovery
+from gateway.fleet import Fleet, FleetPool
+from gateway.homes import Homes
+from gateway.metrics import Labels, Metrics
+from gateway.models import ModelList
+from gateway.probe import Probe
+from gateway.proxy import Proxy
+from gateway.tenants import Tenants
+from gateway.upstream import Upstream
+from policies.catalog import POLICIES
+from policies.health import State
+from policies.record import RequestRecord
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 4096
+LAG_EVERY_S = 0.5
+GC_THRESHOLDS = (50_000, 20, 50)  # requests make no cycles; collecting often only costs
+
+
+class StartError(Exception):
+    """The gateway cannot start; the message is the one line that says why."""
+
+
+class Gateway:
+    """One gateway process."""
+
+    def __init__(self, config: Config) -> None:
+        loop = asyncio.get_running_loop()
+        self._config = config
+        self._clock = loop.time
+        self._is_draining = False
+        self._listener: asyncio.Server | None = None
+        self._admin_runner: web.AppRunner | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._lag_s = 0.0
+        self._chance = Random(secrets.randbits(64))
+        self.metrics = Metrics()
+        self.fleet = Fleet(self._clock)
+        self.upstream = Upstream(
+            connect_s=config.timeouts.connect_s,
+            idle_s=config.connections.idle_s,
+            max_idle=config.connections.max_idle,
+        )
+        self._access_log = self._open_access_log()
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=config.connections.idle_s)
+        )
+        self._probe = Probe(self.fleet, self._session, config.health, self._clock, self._chance, self.upstream.forget)
+        prefix, counter = secrets.token_hex(5), itertools.count()
+        self.proxy = Proxy(
+            fleet=self.fleet,
+            tenants=Tenants(config.tenants),
+            upstream=self.upstream,
+            homes=Homes(),
+            models=ModelList(self.fleet, int(time.time())),
+            metrics=self.metrics,
+            on_record=self._record,
+            is_draining=lambda: self._is_draining,
+            new_id=lambda: f"req_{prefix}{next(counter):010x}",
+            listen=config.listen,
+            timeouts=config.timeouts,
+            retries=config.retries,
+        )
+        self._server = ClientServer(
+            self.proxy.handle,
+            keepalive_timeout=config.listen.keepalive_s,
+            max_line_size=config.listen.max_header_bytes,
+            max_field_size=config.listen.max_header_bytes,
+            max_headers=config.listen.max_headers,
+        )
+        self._add_gauges()
+
+    # Life.
+
+    async def start(self) -> None:
+        """Listen, and begin to watch the engines.
+
+        Raises:
+            StartError: an address cannot be listened on.
+        """
+        listen = self._config.listen
+        loop = asyncio.get_running_loop()
+        try:
+            self._listener = await loop.create_server(
+                self._server, listen.host, listen.port, backlog=BACKLOG, reuse_address=True
+            )
+        except OSError as error:
+            raise StartError(f"cannot listen on {listen.host}:{listen.port}: {reason(error)}") from error
+        self._admin_runner = web.AppRunner(admin_app(self.fleet, self.metrics, self._clock), access_log=None)
+        await self._admin_runner.setup()
+        try:
+            await web.TCPSite(self._admin_runner, listen.admin_host, listen.admin_port).start()
+        except OSError as error:
+            raise StartError(
+                f"cannot listen on {listen.admin_host}:{listen.admin_port} (admin): {reason(error)}"
+            ) from error
+        for pool_config in self._config.pools:
+            pool = self.fleet.add_pool(pool_config.name, POLICIES[pool_config.policy](self._chance))
+            await self._follow_once(pool, pool_config)
+        self._tasks.append(asyncio.create_task(self._watch_lag(), name="loop lag"))
+        gc.set_threshold(*GC_THRESHOLDS)
+        gc.collect()
+        gc.freeze()
+
+    async def drain(self, grace_s: float) -> None:
+        """Say that this gateway is going, serve on for `grace_s`, then let what runs end."""
+        self._is_draining = True
+        log.info("draining: serving on for %g s, %d requests in flight", grace_s, self.proxy.active)
+        await asyncio.sleep(grace_s)
+        if self._listener is not None:
+            self._listener.close()
+        self._server.pre_shutdown()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.shutdown.drain_s):
+                await self.proxy.idle()
+
+    async def stop(self) -> None:
+        """Close everything, at once."""
+        if self._listener is not None:
+            self._listener.close()
+        await self._server.shutdown(timeout=0.1)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._probe.close()
+        if self._admin_runner is not None:
+            await self._admin_runner.cleanup()
+        await self._session.close()
+        self.upstream.close()
+        if self._access_log is not None:
+            self._access_log.close()
+
+    @property
+    def url(self) -> str:
+        """Where the API is."""
+        assert self._listener is not None
+        host, port = self._listener.sockets[0].getsockname()[:2]
+        return f"http://{host}:{port}"
+
+    @property
+    def admin_url(self) -> str:
+        """Where the admin listener is."""
+        assert self._admin_runner is not None
+        host, port = self._admin_runner.addresses[0][:2]
+        return f"http://{host}:{port}"
+
+    # Parts.
+
+    async def _follow_once(self, pool: FleetPool, config: PoolConfig) -> None:
+        """Let the endpoints that a source lists join the pool, and those it no longer lists leave."""
+        discovery: Discovery = StaticDiscovery(config.endpoints)
+        async for listed in discovery.watch():
+            names = {endpoint.label for endpoint in listed}
+            for member in [member for member in pool.members if member.config.label not in names]:
+                self._probe.forget(member)
+                self.fleet.remove(member)
+                self.upstream.forget(member.config.url)
+            known = {member.config.label for member in pool.members}
+            for endpoint in listed:
+                if endpoint.label not in known:
+                    self._probe.watch(self.fleet.add(pool, endpoint))
+
+    def _record(self, record: RequestRecord) -> None:
+        self.metrics.observe(record)
+        if self._access_log is not None:
+            self._access_log.write(record)
+
+    def _open_access_log(self) -> AccessLog | None:
+        path = self._config.access_log.path
+        if path is None:
+            return None
+        try:
+            file: BinaryIO = sys.stdout.buffer if path == "-" else open(path, "ab")  # noqa: SIM115  # closed by AccessLog
+        except OSError as error:
+            raise StartError(f"cannot write the access log {path}: {reason(error)}") from error
+        return AccessLog(file, lambda: self.metrics.log_drops.add(()))
+
+    async def _watch_lag(self) -> None:
+        """Measure how late the event loop is: what every stream's chunks suffer."""
+        while True:
+            before = self._clock()
+            await asyncio.sleep(LAG_EVERY_S)
+            self._lag_s = max(0.0, self._clock() - before - LAG_EVERY_S)
+
+    def _add_gauges(self) -> None:
+        gauge, fleet = self.metrics.gauge, self.fleet
+
+        def by_endpoint(attribute: str) -> Iterator[tuple[Labels, float]]:
+            for member in fleet.members():
+                value = getattr(member.endpoint.report, attribute)
+                if value is not None:
+                    yield (member.endpoint.name,), value
+
+        gauge(
+            "kvlane_inflight_requests",
+            "Requests of this gateway at an endpoint.",
+            ("endpoint",),
+            lambda: [((m.endpoint.name,), m.endpoint.outstanding.requests) for m in fleet.members()],
+        )
+        gauge(
+            "kvlane_pending_prefill_tokens",
+            "Prompt tokens at an endpoint that have not shown a first token.",
+            ("endpoint",),
+            lambda: [((m.endpoint.name,), m.endpoint.outstanding.prefill_tokens) for m in fleet.members()],
+        )
+        gauge(
+            "kvlane_endpoint_state",
+            "1 for the state that an endpoint is in.",
+            ("endpoint", "pool", "state"),
+            lambda: [
+                ((m.endpoint.name, m.pool.name, state.value), float(m.endpoint.health.state is state))
+                for m in fleet.members()
+                for state in State
+            ],
+        )
+        gauge("kvlane_engine_running_requests", "As the engine says.", ("endpoint",), lambda: by_endpoint("running"))
+        gauge("kvlane_engine_waiting_requests", "As the engine says.", ("endpoint",), lambda: by_endpoint("waiting"))
+        gauge("kvlane_engine_kv_usage_ratio", "As the engine says.", ("endpoint",), lambda: by_endpoint("kv_usage"))
+        gauge("kvlane_active_requests", "Requests being served.", (), lambda: [((), self.proxy.active)])
+        gauge("kvlane_loop_lag_seconds", "How late the event loop last was.", (), lambda: [((), self._lag_s)])
+        gauge("kvlane_build_info", "1, with the version.", ("version",), lambda: [((version("kvlane"),), 1)])
+
+
+def reason(error: OSError) -> str:
+    """Say in words what the system said."""
+    return os.strerror(error.errno) if error.errno else str(error)
+
+
+@contextlib.asynccontextmanager
+async def running(config: Config) -> AsyncIterator[Gateway]:
+    """Run a gateway inside another program: a test, a demo."""
+    gateway = Gateway(config)
+    try:
+        await gateway.start()
+        yield gateway
+    finally:
+        await gateway.stop()

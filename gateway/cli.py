@@ -1,0 +1,140 @@
+"""The command line: kvlane serve | check."""
+
+import asyncio
+import json
+import logging
+import resource
+import signal
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+import uvloop
+from rich.console import Console
+
+from gateway.app import Gateway, StartError
+from gateway.config import Config, ConfigError, load, quick
+
+app = typer.Typer(
+    name="kvlane",
+    help="A smart routing gateway for self-hosted LLM fleets.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+WRONG_INPUT = 2  # exit status: the command cannot do what it was asked
+
+
+@app.command()
+def serve(
+    file: Annotated[Path | None, typer.Argument(help="Configuration (YAML); not needed with --endpoint.")] = None,
+    endpoint: Annotated[list[str] | None, typer.Option(help="Engine URL, instead of a file; repeatable.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address of the API; overrides the file.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the API; overrides the file.", min=0, max=65535)] = None,
+    admin_port: Annotated[
+        int | None, typer.Option(help="Port of the admin listener; overrides the file.", min=0, max=65535)
+    ] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Serve the OpenAI API in front of a fleet of engines."""
+    if (file is None) == (not endpoint):
+        give_up("say either which FILE to serve or one --endpoint URL for each engine")
+    logging.basicConfig(
+        level=log_level.upper() if log_level.lower() in ("debug", "info", "warning", "error") else "INFO",
+        format="%(asctime)s %(levelname)-7s %(message)s",
+        stream=sys.stderr,
+    )
+    config = read(file, endpoint)
+    changes = {"host": host, "port": port, "admin_port": admin_port}
+    listen = config.listen.model_copy(update={key: value for key, value in changes.items() if value is not None})
+    config = config.model_copy(update={"listen": listen})
+    raise_file_limit()
+    try:
+        uvloop.run(run(config))
+    except StartError as error:
+        give_up(str(error))
+
+
+@app.command()
+def check(
+    file: Annotated[Path | None, typer.Argument(help="Configuration (YAML).")] = None,
+    json_schema: Annotated[bool, typer.Option("--json-schema", help="Print the schema, for editors.")] = False,
+) -> None:
+    """Check a configuration; every problem is named, by path and value."""
+    if json_schema:
+        sys.stdout.write(json.dumps(Config.model_json_schema(), indent=2) + "\n")
+        return
+    if file is None:
+        give_up("say which FILE to check, or --json-schema")
+    config = read(file, None)
+    pools = len(config.pools)
+    endpoints = sum(len(pool.endpoints) for pool in config.pools)
+    out.print(f"{file} is good: {pools} pool{'s' * (pools > 1)}, {endpoints} endpoint{'s' * (endpoints > 1)}")
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """A smart routing gateway for self-hosted LLM fleets."""
+    if show_version:
+        out.print(f"kvlane {version('kvlane')}")
+        raise typer.Exit
+
+
+def read(file: Path | None, endpoints: list[str] | None) -> Config:
+    """Read the configuration, or say in one line per problem why not, and exit."""
+    try:
+        return quick(endpoints or []) if file is None else load(file)
+    except ConfigError as error:
+        for problem in error.problems:
+            err.print(f"kvlane: {error.source}: {problem}", markup=False)
+        raise SystemExit(WRONG_INPUT) from error
+
+
+def give_up(message: str) -> NoReturn:
+    """Say in one line what is wrong, and exit."""
+    err.print(f"kvlane: {message}", markup=False)
+    raise SystemExit(WRONG_INPUT)
+
+
+def raise_file_limit() -> None:
+    """Take as many open files as the system allows: each stream needs two."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def run(config: Config) -> None:
+    """Serve until a signal says stop: SIGTERM drains with grace, SIGINT without, a second one of either cuts off."""
+    gateway = Gateway(config)
+    loop = asyncio.get_running_loop()
+    stopping: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stopping.put_nowait, name)
+    try:
+        await gateway.start()
+        count = sum(len(pool.endpoints) for pool in config.pools)
+        err.print(
+            f"kvlane {version('kvlane')}: API on {gateway.url}, admin on {gateway.admin_url}, "
+            f"{count} endpoint{'s' * (count > 1)}"
+        )
+        first = await stopping.get()
+        grace_s = config.shutdown.grace_s if first is signal.SIGTERM else 0.0
+        draining = asyncio.create_task(gateway.drain(grace_s))
+        second = asyncio.create_task(stopping.get())
+        await asyncio.wait([draining, second], return_when=asyncio.FIRST_COMPLETED)
+        draining.cancel()
+        second.cancel()
+        await asyncio.gather(draining, second, return_exceptions=True)
+    finally:
+        await gateway.stop()
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,42 @@
+"""Which endpoint holds which stored response: `previous_response_id` and `/v1/responses/{id}` must go there.
+
+Bounded, the least recently used forgotten first; an engine forgets its responses too. An id belongs to the tenant who
+made it: to everybody else it does not exist.
+"""
+
+from collections import OrderedDict
+
+from policies.endpoint import Endpoint
+
+MAX_HOMES = 100_000  # some 20 MB
+
+
+class Homes:
+    """Response id -> endpoint and owner."""
+
+    def __init__(self, most: int = MAX_HOMES) -> None:
+        self._most = most
+        self._homes: OrderedDict[str, tuple[Endpoint, str]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+    def learn(self, response_id: str, endpoint: Endpoint, tenant: str) -> None:
+        """Note where a response was made, and for whom."""
+        self._homes[response_id] = (endpoint, tenant)
+        self._homes.move_to_end(response_id)
+        if len(self._homes) > self._most:
+            self._homes.popitem(last=False)
+
+    def find(self, response_id: str, tenant: str) -> Endpoint | None:
+        """Give the endpoint that holds a response of this tenant."""
+        home = self._homes.get(response_id)
+        if home is None or home[1] != tenant:
+            return None
+        self._homes.move_to_end(response_id)
+        return home[0]
+
+    def is_foreign(self, response_id: str, tenant: str) -> bool:
+        """Whether a response is known to belong to somebody else."""
+        home = self._homes.get(response_id)
+        return home is not None and home[1] != tenant

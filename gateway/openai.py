@@ -1,0 +1,142 @@
+"""The wire: what a request's body says, and the few bytes of it that an engine gets to see differently.
+
+A body is parsed once, here, and only for what the gateway must know; the parsed form is dropped at once and the bytes
+go on as they came. The edits, each only where it is needed:
+
+    stream_options.include_usage    asked of engines for streams whose client did not ask: tokens must be counted
+    priority, data_parallel_rank …  cut out: they steer an engine's scheduler, and mean opposite things to two engines
+    service_tier                    cut out for engines that refuse fields they do not know
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.errors import InvalidBody, InvalidField, InvalidJson, MissingField
+from gateway.routes import Route, Shape
+from gateway.splice import Buffer, append_member, edit
+from gateway.tokens import estimate_prompt_tokens
+
+STEERING_FIELDS = ("priority", "data_parallel_rank", "routed_dp_rank")
+DEFAULT_OUTPUT_TOKENS = 512  # expected of a request that sets no limit
+MAX_MODEL_CHARS = 256
+_BOUNDARY = re.compile(r'boundary="?([^";,]{1,200})"?', re.IGNORECASE)
+_FORM_NAME = re.compile(rb'content-disposition:[^\r\n]*[; ]name="?([^";\r\n]+)"?', re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one request asks for."""
+
+    model: str
+    is_stream: bool = False
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    """The most that the client allows, over all its choices; DEFAULT_OUTPUT_TOKENS where it sets no limit."""
+    hides_usage: bool = False
+    """Whether usage is asked of the engine on the gateway's account, and kept from the client."""
+    previous_response_id: str | None = None
+    dropped: tuple[str, ...] = ()
+    """Fields that no engine may see."""
+    dropped_if_unknown: tuple[str, ...] = ()
+    stream_options: dict[str, Any] | None = None
+    """The client's own, which usage is added to."""
+
+    def body_for_engine(self, body: bytes | bytearray, *, takes_unknown_fields: bool) -> list[Buffer]:
+        """Give the bytes to send: the client's own, but for the edits this call needs."""
+        dropped = self.dropped if takes_unknown_fields else self.dropped + self.dropped_if_unknown
+        pieces: list[Buffer] = [body]
+        replaced: dict[str, object] = {}
+        if self.hides_usage and self.stream_options is not None:
+            replaced["stream_options"] = {**self.stream_options, "include_usage": True}
+        if dropped or replaced:
+            pieces = edit(body, replaced, dropped)
+        if self.hides_usage and self.stream_options is None:
+            edited = body if len(pieces) == 1 else b"".join(pieces)
+            pieces = append_member(edited, "stream_options", {"include_usage": True})
+        return pieces
+
+
+def parse(route: Route, content_type: str, body: bytes | bytearray) -> Call:
+    """Read a body.
+
+    Raises:
+        InvalidJson, InvalidBody, MissingField, InvalidField: the client's mistake, named.
+    """
+    if route.is_multipart:
+        return Call(_checked_model(_form_field(content_type, body, b"model")))
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidJson(f"the body is not valid JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise InvalidBody("the body must be a JSON object")
+    model = _checked_model(document.get("model"))
+    is_stream = document.get("stream") is True
+    options = document.get("stream_options")
+    hides_usage = (
+        is_stream
+        and route.shape in (Shape.CHAT, Shape.COMPLETION)
+        and (options is None or (isinstance(options, dict) and options.get("include_usage") is not True))
+    )
+    previous = document.get("previous_response_id")
+    if isinstance(options, dict) or "stream_options" in document:
+        stream_options = options if isinstance(options, dict) else {}
+    else:
+        stream_options = None
+    return Call(
+        model=model,
+        is_stream=is_stream,
+        prompt_tokens=estimate_prompt_tokens(document),
+        output_tokens=_allowed_output(document) if route.generates else 0,
+        hides_usage=hides_usage,
+        previous_response_id=previous if route.shape is Shape.RESPONSES and isinstance(previous, str) else None,
+        dropped=tuple(name for name in STEERING_FIELDS if name in document),
+        dropped_if_unknown=("service_tier",) if "service_tier" in document else (),
+        stream_options=stream_options,
+    )
+
+
+def _checked_model(model: object) -> str:
+    if model is None:
+        raise MissingField("the field `model` is required", param="model")
+    if not isinstance(model, str) or not model or len(model) > MAX_MODEL_CHARS:
+        raise InvalidField(f"`model` must be a text of 1 to {MAX_MODEL_CHARS} characters", param="model")
+    return model
+
+
+def _allowed_output(document: dict[str, Any]) -> int:
+    allowed = DEFAULT_OUTPUT_TOKENS
+    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+        value = document.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            allowed = value
+            break
+    choices = 1
+    for name in ("n", "best_of"):
+        value = document.get(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            choices = max(choices, value)
+    return allowed * choices
+
+
+def _form_field(content_type: str, body: bytes | bytearray, wanted: bytes) -> str | None:
+    """Read one short field of a multipart form, without copying the files beside it."""
+    match = _BOUNDARY.search(content_type) if content_type.lower().startswith("multipart/form-data") else None
+    if match is None:
+        raise InvalidBody("the body must be multipart/form-data with a boundary")
+    delimiter = b"--" + match[1].encode()
+    start = body.find(delimiter)
+    while start >= 0:
+        head_start = start + len(delimiter)
+        head_end = body.find(b"\r\n\r\n", head_start)
+        end = body.find(b"\r\n" + delimiter, head_start)
+        if head_end < 0 or end < 0:
+            return None
+        name = _FORM_NAME.search(bytes(body[head_start:head_end])) if head_end - head_start < 4096 else None
+        if name is not None and name[1] == wanted and head_end < end:
+            return bytes(body[head_end + 4 : min(end, head_end + 4 + 4 * MAX_MODEL_CHARS)]).decode("utf-8", "replace")
+        start = end + 2
+    return None

@@ -1,0 +1,514 @@
+"""The life of one request.
+
+    head     known path? whose key? how long?            404, 405, 401, 413
+    body     read, bounded; parsed once                  408, 413, 400
+    where    may the tenant use the model? which pool?   403, 404, 503
+    try      choose and charge, send, wait for the first event or the whole JSON
+             not me, not now: elsewhere, within tries, deadline and retry budget
+             nobody left: the last engine's own answer   502, 503, 504
+    relay    bytes pass; what breaks now ends the stream with an error event
+    settle   the lease is given back, the trace becomes a record, a metric and a log line
+
+Everything borrowed is given back by leaving a `with`, whichever way: a client that goes away cancels this coroutine,
+and the engine's connection is closed in the same tick.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+
+from aiohttp import StreamReader
+from aiohttp.web import StreamResponse
+from aiohttp.web_exceptions import HTTPException
+from aiohttp.web_protocol import RequestPayloadError
+from aiohttp.web_request import BaseRequest
+
+from gateway import openai
+from gateway.client import ClientAnswer, Header
+from gateway.config import Listen, Retries, Timeouts
+from gateway.engines.answers import EngineError, Verdict, read_error, read_stream_error
+from gateway.engines.catalog import ADAPTERS
+from gateway.errors import (
+    BodyTimeout,
+    GatewayError,
+    InternalError,
+    InvalidBody,
+    MethodNotAllowed,
+    NotFound,
+    Overloaded,
+    RequestTooLarge,
+)
+from gateway.fleet import Fleet, FleetPool, Lease, Member
+from gateway.headers import bearer_key, client_deadline_s, headers_to_client, lines_to_engine, sane_request_id
+from gateway.homes import Homes
+from gateway.metrics import Metrics
+from gateway.models import ModelList
+from gateway.openai import Call
+from gateway.relay import Answer, AnswerKind, failure_of
+from gateway.routes import ENGINE_ROUTES, MODELS_PATH, STORED_RESPONSE, STORED_RESPONSE_METHODS, Route, Shape
+from gateway.splice import Buffer
+from gateway.tenants import Tenant, Tenants
+from gateway.trace import Trace
+from gateway.upstream import BrokenAnswer, ConnectFailed, StaleConnection, Stalled, Upstream, UpstreamError
+from policies.endpoint import Endpoint
+from policies.record import Outcome, RequestRecord
+from policies.request import InferenceRequest
+from policies.retries import RetryBudget
+
+log = logging.getLogger(__name__)
+
+JSON = ("content-type", "application/json")
+STORED_ROUTE = Route("/v1/responses/{id}", Shape.RESPONSES)
+DRAINING = re.compile(rb"after shutdown")  # vLLM: "cannot schedule new futures after shutdown", health still 200
+OUTCOMES = {429: Outcome.REFUSED, 503: Outcome.REFUSED, 499: Outcome.DISCONNECTED}
+"""By status; other 4xx are the client's, other 5xx are failures."""
+
+
+@dataclass(slots=True)
+class Failure:
+    """Why a try did not serve."""
+
+    kind: str
+    """For metrics: connect, cut, stalled, busy, broken."""
+    error: UpstreamError | None = None
+    answer: EngineError | None = None
+    headers: tuple[Header, ...] = ()
+    """Of the engine's answer."""
+    may_retry: bool = True
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request, ready to be sent to whichever engine."""
+
+    route: Route
+    method: str
+    target: str
+    """Path and query, as the client wrote them."""
+    header_lines: bytes
+    body: bytes | bytearray
+    call: Call
+    tenant: Tenant
+    inference: InferenceRequest
+    deadline: float
+
+    def pieces_for(self, member: Member) -> list[Buffer]:
+        """Give the bytes of the request as one engine gets it."""
+        adapter = ADAPTERS[member.kind] if member.kind is not None else None
+        takes_unknown = adapter is None or adapter.takes_unknown_fields
+        body = self.call.body_for_engine(self.body, takes_unknown_fields=takes_unknown) if self.body else []
+        length = sum(map(len, body))
+        host, _, prefix = member.endpoint.url.partition("://")[2].partition("/")
+        key = member.config.api_key
+        authorization = f"authorization: Bearer {key}\r\n" if key else ""
+        head = (
+            f"{self.method} {'/' + prefix if prefix else ''}{self.target} HTTP/1.1\r\nhost: {host}\r\n"
+            f"x-request-id: {self.inference.id}\r\n{authorization}content-length: {length}\r\n"
+        )
+        return [head.encode("utf-8", "surrogateescape") + self.header_lines + b"\r\n", *body]
+
+
+class Proxy:
+    """Serves the API."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        tenants: Tenants,
+        upstream: Upstream,
+        homes: Homes,
+        models: ModelList,
+        metrics: Metrics,
+        on_record: Callable[[RequestRecord], None],
+        is_draining: Callable[[], bool],
+        new_id: Callable[[], str],
+        listen: Listen,
+        timeouts: Timeouts,
+        retries: Retries,
+    ) -> None:
+        self._fleet = fleet
+        self._tenants = tenants
+        self._upstream = upstream
+        self._homes = homes
+        self._models = models
+        self._metrics = metrics
+        self._on_record = on_record
+        self._is_draining = is_draining
+        self._new_id = new_id
+        self._listen = listen
+        self._timeouts = timeouts
+        self._max_tries = retries.max_tries
+        self._budget = RetryBudget(retries.budget, retries.window_s, retries.floor)
+        self._clock = asyncio.get_running_loop().time
+        self.active = 0
+        """Requests that are being served."""
+        self._became_idle = asyncio.Event()
+
+    async def idle(self) -> None:
+        """Wait until nothing is being served."""
+        while self.active:
+            self._became_idle.clear()
+            await self._became_idle.wait()
+
+    async def handle(self, request: BaseRequest) -> StreamResponse:
+        """Serve one request, whatever it is."""
+        client = ClientAnswer(request)
+        path = request.raw_path.partition("?")[0]
+        if path in ("/healthz", "/readyz"):
+            return self._tell_health(client, path)
+        trace = Trace(sane_request_id(request.headers) or self._new_id(), path, self._clock())
+        self.active += 1
+        try:
+            return await self._serve(request, path, client, trace)
+        except GatewayError as error:
+            trace.code = error.code
+            return client.refuse(error, [("x-request-id", trace.id)], closes=error.status in (408, 413))
+        except asyncio.CancelledError:
+            trace.outcome = Outcome.DISCONNECTED
+            client.status = 499
+            raise
+        except Exception:
+            log.exception("request %s failed inside the gateway", trace.id)
+            if client.is_started:
+                return client.sever()
+            trace.code = InternalError.code
+            fault = InternalError("the gateway failed on this request; its log says why")
+            return client.refuse(fault, [("x-request-id", trace.id)])
+        finally:
+            self.active -= 1
+            if not self.active:
+                self._became_idle.set()
+            self._settle(trace, client)
+
+    async def _serve(self, request: BaseRequest, path: str, client: ClientAnswer, trace: Trace) -> StreamResponse:
+        route = ENGINE_ROUTES.get(path)
+        stored = STORED_RESPONSE.fullmatch(path) if route is None else None
+        is_models = path == MODELS_PATH or path.startswith(MODELS_PATH + "/")
+        if route is None and stored is None and not is_models:
+            trace.route = "other"
+            raise NotFound(f"there is no {path[:200]} here")
+        trace.route = route.path if route is not None else STORED_ROUTE.path if stored else MODELS_PATH
+        tenant = self._tenants.identify(bearer_key(request.headers))
+        trace.tenant = tenant.name
+        if is_models:
+            check_method(request.method, ("GET", "HEAD"))
+            trace.outcome = Outcome.OK
+            return client.reply(200, [JSON, ("x-request-id", trace.id)], self._models.answer(path, tenant))
+        check_method(request.method, ("POST",) if stored is None else STORED_RESPONSE_METHODS[stored["rest"]])
+        client.go_on()
+        body: bytes | bytearray = await read_body(request, self._listen.max_body_bytes, self._listen.body_timeout_s)
+        if stored is not None:
+            exchange = self._exchange(request, STORED_ROUTE, body, Call(""), tenant, trace)
+            return await self._serve_stored(exchange, stored["id"], client, trace)
+        assert route is not None
+        call = openai.parse(route, request.headers.get("content-type", ""), body)
+        exchange = self._exchange(request, route, body, call, tenant, trace)
+        body = b""  # the exchange alone keeps it, and only until it is answered
+        tenant.check_model(call.model)
+        pool = self._fleet.pool_for(call.model)
+        trace.model = call.model
+        trace.pool = pool.name
+        self._budget.note_request(trace.arrived_at)
+        if call.previous_response_id is not None:
+            holder = await self._holder_of(call.previous_response_id, exchange, trace)
+            if holder is not None:
+                return await self._try_on(holder, exchange, client, trace)
+        return await self._try_each(pool, exchange, client, trace)
+
+    # Trying.
+
+    async def _try_each(
+        self, pool: FleetPool, exchange: Exchange, client: ClientAnswer, trace: Trace
+    ) -> StreamResponse:
+        """Try endpoint after endpoint until one serves."""
+        tried: set[Endpoint] = set()
+        failure: Failure | None = None
+        while True:
+            try:
+                lease = self._fleet.lease(exchange.inference, pool, tried)
+            except Overloaded:
+                if failure is None:
+                    raise
+                return self._give_up(failure, client, trace)
+            with lease:
+                result = await self._try(lease, exchange, client, trace)
+            if not isinstance(result, Failure):
+                return result
+            failure = result
+            tried.add(lease.endpoint)
+            now = self._clock()
+            if not failure.may_retry or trace.tries >= self._max_tries or now >= exchange.deadline:
+                return self._give_up(failure, client, trace)
+            if not self._budget.try_spend(now):
+                self._metrics.retries_denied.add(())
+                return self._give_up(failure, client, trace)
+            self._metrics.retries.add((failure.kind,))
+
+    async def _try_on(self, member: Member, exchange: Exchange, client: ClientAnswer, trace: Trace) -> StreamResponse:
+        """Try the one endpoint that can serve this."""
+        with self._fleet.lease_on(member, exchange.inference) as lease:
+            result = await self._try(lease, exchange, client, trace)
+        return self._give_up(result, client, trace) if isinstance(result, Failure) else result
+
+    async def _try(
+        self, lease: Lease, exchange: Exchange, client: ClientAnswer, trace: Trace
+    ) -> StreamResponse | Failure:
+        """Send to one endpoint; relay what it answers, or say why not."""
+        trace.tries += 1
+        trace.choice = lease.choice
+        if trace.dispatched_at is None:
+            trace.dispatched_at = self._clock()
+        self._metrics.endpoint_requests.add((lease.endpoint.name, lease.choice.reason.value))
+        with closing(await self._ask(lease, exchange)) as answer:
+            if answer.is_good:
+                return await self._relay(answer, lease, exchange, client, trace)
+            failure = self._judge(answer, lease, exchange)
+        self._metrics.endpoint_failures.add((lease.endpoint.name, failure.kind))
+        return failure
+
+    async def _ask(self, lease: Lease, exchange: Exchange) -> Answer:
+        """Send, and wait until it is known what the answer is; once more if a kept connection was stale."""
+        loop = asyncio.get_running_loop()
+        connections = self._upstream.to(lease.endpoint.url)
+        pieces = exchange.pieces_for(lease.member)
+        wait_s = min(self._timeouts.first_byte_s, exchange.deadline - self._clock())
+        give_up_at = self._clock() + wait_s
+        for is_fresh in (False, True):
+            answer = Answer(
+                exchange.route.shape, hides_usage=exchange.call.hides_usage, on_first_token=lease.first_token
+            )
+            timer = loop.call_at(give_up_at, answer.expire, wait_s)
+            try:
+                answer.connection = await connections.send(pieces, answer, is_fresh=is_fresh)
+                await answer.opened
+            except ConnectFailed as error:
+                answer.on_broken(error)
+            except BaseException:
+                answer.close()
+                raise
+            finally:
+                timer.cancel()
+            if not isinstance(answer.error, StaleConnection):
+                break
+        return answer
+
+    async def _relay(
+        self, answer: Answer, lease: Lease, exchange: Exchange, client: ClientAnswer, trace: Trace
+    ) -> StreamResponse:
+        """Hand a good answer over."""
+        lease.served()
+        is_stream = answer.kind is AnswerKind.EVENTS
+        headers = headers_to_client(answer.head.headers, is_stream=is_stream)
+        headers.append(("x-request-id", trace.id))
+        if exchange.tenant.kvlane_headers:
+            headers += self._kvlane_headers(trace)
+        trace.is_stream = is_stream
+        exchange.body = b""  # a long stream must not keep a long prompt in memory
+        try:
+            answer.deliver(client, headers, self._timeouts.idle_s)
+            response = await answer.relayed()
+        finally:
+            trace.usage = answer.usage
+            trace.events = answer.events
+            trace.first_token_at = answer.first_token_at
+            trace.last_byte_at = answer.last_byte_at
+            self._learn_home(answer, lease.endpoint, exchange)
+        if answer.error is not None:
+            lease.failed()
+            kind = "stalled" if isinstance(answer.error, Stalled) else "cut"
+            self._metrics.endpoint_failures.add((lease.endpoint.name, kind))
+            trace.outcome = Outcome.FAILED
+            trace.code = "stream_broken"
+        else:
+            trace.outcome = Outcome.OK
+        return response
+
+    def _judge(self, answer: Answer, lease: Lease, exchange: Exchange) -> Failure:
+        """Say what a bad answer means, and let the endpoint's health know."""
+        if answer.error is not None:
+            is_stalled = isinstance(answer.error, Stalled)
+            if not is_stalled or self._clock() < exchange.deadline:
+                lease.failed()  # a client's own short deadline says nothing about the engine
+            if isinstance(answer.error, ConnectFailed):
+                return Failure("connect", answer.error)
+            return Failure("stalled" if is_stalled else "cut", answer.error)
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in answer.head.headers}
+        payload = answer.failure
+        if answer.kind is AnswerKind.ERROR:
+            error = read_error(answer.head.status, headers, answer.held, truncated=answer.is_truncated)
+        elif payload is not None and payload.get("error"):
+            error = read_stream_error(payload)
+        else:
+            lease.failed()
+            return Failure("broken", BrokenAnswer("the engine aborted the request or cut its answer short"))
+        if error.verdict is Verdict.BROKEN:
+            lease.failed()
+            if DRAINING.search(error.body):
+                lease.drain()
+        else:
+            lease.served()
+        if error.verdict is Verdict.BUSY and error.retry_after_s:
+            lease.not_now(error.retry_after_s)
+        passed = headers_to_client(answer.head.headers, is_stream=False)
+        kept = (pair for pair in passed if pair[0].lower() != "content-type")
+        return Failure(
+            error.verdict.value,
+            answer=error,
+            headers=(*kept, ("content-type", error.content_type)),
+            may_retry=error.verdict in (Verdict.BUSY, Verdict.BROKEN),
+        )
+
+    def _give_up(self, failure: Failure, client: ClientAnswer, trace: Trace) -> StreamResponse:
+        """Give the client the last engine's own answer, or ours where it had none."""
+        if failure.answer is None:
+            assert failure.error is not None
+            raise failure_of(failure.error)
+        headers = [*failure.headers, ("x-request-id", trace.id)]
+        return client.reply(failure.answer.status, headers, failure.answer.body)
+
+    # Stored responses.
+
+    async def _serve_stored(
+        self, exchange: Exchange, response_id: str, client: ClientAnswer, trace: Trace
+    ) -> StreamResponse:
+        """Serve `/v1/responses/{id}`: where it is held, or, where nobody knows, at whoever does not say 404."""
+        holder = await self._holder_of(response_id, exchange, trace)
+        if holder is None:
+            raise NotFound(f"there is no response {response_id!r}")
+        return await self._try_on(holder, exchange, client, trace)
+
+    async def _holder_of(self, response_id: str, exchange: Exchange, trace: Trace) -> Member | None:
+        """Find the engine that holds a response of this tenant.
+
+        After a restart nobody remembers: then every engine is asked, unless tenants are told apart by keys, since
+        nothing says whose an unknown response is.
+        """
+        endpoint = self._homes.find(response_id, exchange.tenant.name)
+        if endpoint is not None:
+            return self._fleet.member_of(endpoint)
+        if not self._tenants.is_open or not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", response_id):
+            return None
+        for member in list(self._fleet.members()):
+            if not member.endpoint.health.is_ready(self._clock()):
+                continue
+            question = Exchange(
+                STORED_ROUTE,
+                "GET",
+                f"/v1/responses/{response_id}",
+                b"",
+                b"",
+                Call(""),
+                exchange.tenant,
+                exchange.inference,
+                exchange.deadline,
+            )
+            with (
+                self._fleet.lease_on(member, question.inference) as lease,
+                closing(await self._ask(lease, question)) as answer,
+            ):
+                if answer.is_good:
+                    self._homes.learn(response_id, member.endpoint, exchange.tenant.name)
+                    return member
+        return None
+
+    def _learn_home(self, answer: Answer, endpoint: Endpoint, exchange: Exchange) -> None:
+        if exchange.route.shape is Shape.RESPONSES and answer.response_id is not None:
+            self._homes.learn(answer.response_id, endpoint, exchange.tenant.name)
+
+    # Small parts.
+
+    def _exchange(
+        self,
+        request: BaseRequest,
+        route: Route,
+        body: bytes | bytearray,
+        call: Call,
+        tenant: Tenant,
+        trace: Trace,
+    ) -> Exchange:
+        headers = request.headers
+        trace.prompt_tokens = call.prompt_tokens
+        own_s = client_deadline_s(headers)
+        allowed_s = self._timeouts.deadline_s if own_s is None else min(own_s, self._timeouts.deadline_s)
+        deadline = trace.arrived_at + allowed_s
+        inference = InferenceRequest(
+            id=trace.id,
+            model=call.model,
+            tenant=tenant.name,
+            prompt_tokens=call.prompt_tokens,
+            output_tokens=call.output_tokens,
+            deadline=deadline,
+        )
+        lines = lines_to_engine(headers.items(), headers.get("connection", ""))
+        return Exchange(route, request.method, request.raw_path, lines, body, call, tenant, inference, deadline)
+
+    def _kvlane_headers(self, trace: Trace) -> list[Header]:
+        choice = trace.choice
+        assert choice is not None
+        assert trace.dispatched_at is not None
+        headers = [
+            ("x-kvlane-endpoint", choice.endpoint.name),
+            ("x-kvlane-pool", trace.pool or ""),
+            ("x-kvlane-reason", choice.reason.value),
+            ("x-kvlane-queue-ms", str(int((trace.dispatched_at - trace.arrived_at) * 1000))),
+            ("x-kvlane-prompt-tokens", str(trace.prompt_tokens)),
+        ]
+        if choice.cached_tokens is not None:
+            headers.append(("x-kvlane-cached-tokens", str(choice.cached_tokens)))
+        return headers
+
+    def _tell_health(self, client: ClientAnswer, path: str) -> StreamResponse:
+        if path == "/healthz":
+            return client.reply(200, [JSON], b'{"status":"ok"}')
+        if self._is_draining():
+            return client.reply(503, [JSON], b'{"status":"draining"}')
+        if not self._fleet.is_serving():
+            return client.reply(503, [JSON], b'{"status":"no endpoint is ready"}')
+        return client.reply(200, [JSON], b'{"status":"ready"}')
+
+    def _settle(self, trace: Trace, client: ClientAnswer) -> None:
+        trace.status = client.status
+        if trace.outcome is not Outcome.OK and trace.outcome is not Outcome.FAILED and client.status:
+            fallback = Outcome.CLIENT_ERROR if client.status < 500 else Outcome.FAILED
+            trace.outcome = OUTCOMES.get(client.status, fallback)
+        self._on_record(trace.finish(self._clock()))
+
+
+def check_method(method: str, allowed: tuple[str, ...]) -> None:
+    """Make sure that a path is called as it is meant to be.
+
+    Raises:
+        MethodNotAllowed: it is not.
+    """
+    if method not in allowed:
+        raise MethodNotAllowed(f"this path takes {' or '.join(allowed)}, not {method[:20]}")
+
+
+async def read_body(request: BaseRequest, most: int, timeout_s: float) -> bytes | bytearray:
+    """Read the body of a request; what says that it is too long is refused before any of it is read.
+
+    Raises:
+        RequestTooLarge, BodyTimeout, InvalidBody: it is too long, does not come, or is not framed as it says.
+    """
+    if (request.content_length or 0) > most:
+        raise RequestTooLarge(f"the body has {request.content_length} bytes, the limit is {most}")
+    content: StreamReader = request.content
+    try:
+        first = await asyncio.wait_for(content.readany(), timeout_s) if not content.is_eof() else content.read_nowait()
+        if content.at_eof():
+            body: bytes | bytearray = first
+        else:
+            body = bytearray(first)
+            while not content.at_eof() and len(body) <= most:
+                body += await asyncio.wait_for(content.readany(), timeout_s)
+    except TimeoutError as error:
+        raise BodyTimeout(f"the body did not arrive: nothing came for {timeout_s:g} s") from error
+    except (RequestPayloadError, HTTPException, ValueError) as error:
+        raise InvalidBody("the body is not framed or encoded as its headers say") from error
+    if len(body) > most:
+        raise RequestTooLarge(f"the body has more than {most} bytes, which is the limit")
+    return body

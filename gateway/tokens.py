@@ -1,0 +1,57 @@
+"""How many tokens a prompt has: an estimate from its bytes, until a model's own tokenizer is asked.
+
+Text has 4.1 to 4.7 UTF-8 bytes a token in the median message, so four is a little on the safe side. Prompts of token
+ids are exact. Images, audio and other base64 never count: a picture of 2 MB is not half a million tokens.
+"""
+
+from typing import Any
+
+BYTES_PER_TOKEN = 4
+_TEXT_FIELDS = (
+    "messages",
+    "prompt",
+    "input",
+    "system",
+    "instructions",
+    "tools",
+    "query",
+    "documents",
+    "text_1",
+    "text_2",
+)
+_BINARY_PARTS = frozenset(("image_url", "input_image", "image", "input_audio", "audio", "video", "video_url", "file"))
+MAX_DEPTH = 32  # deeper structures are nobody's prompt
+
+
+def estimate_prompt_tokens(document: dict[str, Any]) -> int:
+    """Estimate the prompt tokens of a parsed body, by what engines would put into the prompt."""
+    text_bytes = ids = 0
+    for name in _TEXT_FIELDS:
+        if name in document:
+            more_bytes, more_ids = _measure(document[name], 0)
+            text_bytes += more_bytes
+            ids += more_ids
+    return ids + -(-text_bytes // BYTES_PER_TOKEN)
+
+
+def _measure(value: Any, depth: int) -> tuple[int, int]:
+    """Give the bytes of text and the number of token ids within a value."""
+    if isinstance(value, str):
+        return (len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))), 0
+    if isinstance(value, list):
+        if value and isinstance(value[0], int):
+            return 0, len(value)
+        parts = value
+    elif isinstance(value, dict):
+        if value.get("type") in _BINARY_PARTS:
+            return 0, 0
+        parts = list(value.values())
+    else:
+        return 0, 0
+    text_bytes = ids = 0
+    if depth < MAX_DEPTH:
+        for part in parts:
+            more_bytes, more_ids = _measure(part, depth + 1)
+            text_bytes += more_bytes
+            ids += more_ids
+    return text_bytes, ids

@@ -1,0 +1,69 @@
+"""One measurement of one request, told to metrics, the access log and the response headers alike.
+
+A Trace collects facts and times while a request lives; `finish` makes the record of it. Times are monotonic seconds.
+"""
+
+import time
+from dataclasses import dataclass
+
+from gateway.usage import Usage
+from policies.policy import Choice
+from policies.record import Outcome, RequestRecord
+
+
+@dataclass(slots=True)
+class Trace:
+    """What is known so far of one request."""
+
+    id: str
+    route: str
+    arrived_at: float
+    tenant: str = "unknown"
+    model: str = ""
+    is_stream: bool = False
+    pool: str | None = None
+    choice: Choice | None = None
+    tries: int = 0
+    dispatched_at: float | None = None
+    first_token_at: float | None = None
+    last_byte_at: float | None = None
+    prompt_tokens: int = 0
+    usage: Usage | None = None
+    events: int = 0
+    status: int = 0
+    code: str | None = None
+    outcome: Outcome = Outcome.DISCONNECTED
+    """Until something else is known: a request that ends without a word has lost its client."""
+
+    def finish(self, now: float) -> RequestRecord:
+        """Make the record of a request that has ended."""
+        usage = self.usage
+        output_tokens = usage.output_tokens if usage is not None else None
+        prompt_tokens = usage.prompt_tokens if usage is not None else None
+        ttft_s = tpot_s = None
+        if self.is_stream and self.first_token_at is not None:
+            ttft_s = self.first_token_at - self.arrived_at
+            if self.last_byte_at is not None and output_tokens is not None and output_tokens > 1:
+                tpot_s = (self.last_byte_at - self.first_token_at) / (output_tokens - 1)
+        return RequestRecord(
+            id=self.id,
+            arrived_at=time.time() - (now - self.arrived_at),
+            tenant=self.tenant,
+            model=self.model,
+            route=self.route,
+            status=self.status,
+            outcome=self.outcome,
+            code=self.code,
+            is_stream=self.is_stream,
+            pool=self.pool,
+            endpoint=self.choice.endpoint.name if self.choice is not None else None,
+            reason=self.choice.reason.value if self.choice is not None else None,
+            tries=self.tries,
+            queue_s=(self.dispatched_at or now) - self.arrived_at,
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+            e2e_s=now - self.arrived_at,
+            prompt_tokens=self.prompt_tokens if prompt_tokens is None else prompt_tokens,
+            output_tokens=output_tokens,
+            cached_tokens=usage.cached_tokens if usage is not None else None,
+        )

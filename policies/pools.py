@@ -1,0 +1,35 @@
+"""Which pool a request belongs to, and which of its endpoints may take it.
+
+A pool serves a model when one of its endpoints does. The first such pool takes the request. (Length and class come into
+it where pools have limits.)
+"""
+
+from collections.abc import Container, Sequence
+
+from policies.endpoint import Endpoint, Pool
+
+
+def pools_serving(model: str, pools: Sequence[Pool]) -> list[Pool]:
+    """Give the pools with an endpoint that serves the model, dead or alive, in the order of the configuration."""
+    return [pool for pool in pools if any(model in endpoint.models for endpoint in pool.endpoints)]
+
+
+def candidates(pool: Pool, model: str, tried: Container[Endpoint], now: float) -> list[Endpoint]:
+    """Give the endpoints of a pool that may be sent a request for the model now.
+
+    Those that are ready; where there are none, those that are suspected: one lost packet must not empty a pool. A
+    suspect that was tried already is not tried again.
+    """
+    serving = [endpoint for endpoint in pool.endpoints if model in endpoint.models and endpoint not in tried]
+    ready = [endpoint for endpoint in serving if endpoint.health.is_ready(now)]
+    return ready or [endpoint for endpoint in serving if endpoint.health.is_last_resort(now)]
+
+
+def earliest_s(pool: Pool, model: str, now: float) -> float | None:
+    """Give the seconds until an endpoint that asked to be left alone may be asked again; None if none did."""
+    waits = [
+        endpoint.health.cool_until - now
+        for endpoint in pool.endpoints
+        if model in endpoint.models and endpoint.health.cool_until > now
+    ]
+    return min(waits, default=None)
