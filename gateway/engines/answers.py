@@ -66,13 +66,7 @@ OVER_LENGTH = re.compile(
 OVER_LENGTH_STATUSES = {400, 413, 422, 500}
 
 CREDENTIALS = {401, 403, 407}
-BUSY_STATUSES = {
-    408,
-    425,
-    429,
-    503,
-    529,
-}  # 408: its own clock ran out on us; 529: overloaded, in Anthropic's words
+BUSY_STATUSES = {408, 425, 429, 503, 529}  # 408: it would not wait for the body; 529: Anthropic's "overloaded"
 BROKEN_STATUSES = {424}  # TGI: the request was good, generating failed
 CLIENT_STATUSES = {501, 505}  # llama.cpp: not what this server was started for; it is well
 
