@@ -1,8 +1,14 @@
-// mock_engine: single-thread epoll mock of a vLLM/SGLang OpenAI server.
-// usage: mock_engine BASEPORT NPORTS [-N default_chunks] [-t ttft_us] [-i interval_us]
-// control: GET /ctl?ttft_us=..&interval_us=..&n=..   (answers JSON counters)
-// Each delta's content is "@<CLOCK_MONOTONIC ns>" so that the client can measure the delay added to each
-// chunk.
+// mock_engine BASEPORT NPORTS [-N chunks] [-t ttft_us] [-i interval_us]
+//
+// An OpenAI-compatible engine that computes nothing: one thread on epoll, far faster than any proxy before it. It
+// answers chat and completions, whole or as a stream of vLLM-shaped chunks, the first after ttft_us, one every
+// interval_us (0: as fast as the client takes them). A token's text is "@<CLOCK_MONOTONIC in ns>", so that the load
+// client can tell by how much each chunk was delayed. GET /ctl?ttft_us=..&interval_us=..&n=.. sets the pace and
+// answers the counters; it knows what routers ask a worker before they use it.
+//
+// A connection is idle, or STREAMING (its next chunk is due), or WAITING (its whole answer is due); what is due sits
+// in a heap by time. Requests that come early wait in the input buffer. A connection closed within a round of events
+// is freed after it, since later events of the round may name it.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -19,544 +25,457 @@
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "mock_replies.h"
+
+#define LISTENERS 64
+#define EVENTS 512
+#define READ_BYTES 4096  // room to have before each read
+#define FLAGS_BYTES 1500 // members besides the messages stand in the first or last bytes of a body
+
+typedef unsigned long long ull;
+enum state { IDLE, STREAMING, WAITING };
 typedef struct conn {
-    int fd, port;
-    char *in;
-    size_t len, cap;
-    size_t scan;
+    int fd, is_listener, closed, close_after, want_out;
+    enum state state;
+    char *in; // with one spare byte for a NUL
+    size_t in_len, in_cap;
     char *out;
-    size_t olen, ocap, ooff;
-    int streaming, left, first, usage, gen;
-    uint64_t next;
-    int heap_idx;
-    int want_out;
-    int pending;
+    size_t out_len, out_cap, out_at;
+    size_t head_len; // of the request being read; 0: not known yet
+    long body_len;
+    int is_chunked;
     char id[40];
-    int rr_idx;
-    int closed;
-    int conn_close;
-    size_t hdr_end;
-    long clen;
-    int chunked;
-    int prompt_tokens;
+    int at_start, left, made, tells_usage, prompt_tokens; // of the answer under way
+    uint64_t due;
+    int heap_at; // -1: not in the heap
 } conn;
-static long long ttft_us = 0, interval_us = 0, defn = 64;
-static uint64_t n_req, n_chunks, n_streams_done, n_active, n_bytes_in, n_conns;
-static int ep;
+
+static long long ttft_us, interval_us, default_chunks = 64;
+static uint64_t n_requests, n_chunks, n_streams_done, n_active, n_bytes_in, n_conns, next_id;
+static int epoll;
+static time_t created;
+
 static uint64_t now_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec * 1000000000ull + t.tv_nsec;
 }
-// heap of timed conns
+
+// ---- what is due, earliest first
+
 static conn **heap;
-static int hn, hc;
-static void hswap(int a, int b) {
+static int heap_len, heap_cap;
+
+static void heap_swap(int a, int b) {
     conn *t = heap[a];
     heap[a] = heap[b];
     heap[b] = t;
-    heap[a]->heap_idx = a;
-    heap[b]->heap_idx = b;
+    heap[a]->heap_at = a;
+    heap[b]->heap_at = b;
 }
-static void hup(int i) {
-    while (i && heap[(i - 1) / 2]->next > heap[i]->next) {
-        hswap(i, (i - 1) / 2);
-        i = (i - 1) / 2;
-    }
+
+static void heap_up(int i) {
+    for (; i && heap[(i - 1) / 2]->due > heap[i]->due; i = (i - 1) / 2) heap_swap(i, (i - 1) / 2);
 }
-static void hdown(int i) {
+
+static void heap_down(int i) {
     for (;;) {
-        int l = 2 * i + 1, m = i;
-        if (l < hn && heap[l]->next < heap[m]->next) m = l;
-        if (l + 1 < hn && heap[l + 1]->next < heap[m]->next) m = l + 1;
-        if (m == i) return;
-        hswap(i, m);
-        i = m;
+        int l = 2 * i + 1, least = i;
+        if (l < heap_len && heap[l]->due < heap[least]->due) least = l;
+        if (l + 1 < heap_len && heap[l + 1]->due < heap[least]->due) least = l + 1;
+        if (least == i) return;
+        heap_swap(i, least);
+        i = least;
     }
 }
-static void hpush(conn *c) {
-    if (hn == hc) {
-        hc = hc ? hc * 2 : 256;
-        heap = realloc(heap, hc * sizeof *heap);
+
+static void heap_push(conn *c) {
+    if (heap_len == heap_cap) {
+        heap_cap = heap_cap ? heap_cap * 2 : 256;
+        heap = realloc(heap, heap_cap * sizeof *heap);
     }
-    heap[hn] = c;
-    c->heap_idx = hn;
-    hup(hn++);
+    heap[heap_len] = c;
+    c->heap_at = heap_len;
+    heap_up(heap_len++);
 }
-static void hremove(conn *c) {
-    int i = c->heap_idx;
+
+static void heap_remove(conn *c) {
+    int i = c->heap_at;
     if (i < 0) return;
-    hn--;
-    if (i != hn) {
-        heap[i] = heap[hn];
-        heap[i]->heap_idx = i;
-        hup(i);
-        hdown(heap[i]->heap_idx);
+    if (i != --heap_len) {
+        heap[i] = heap[heap_len];
+        heap[i]->heap_at = i;
+        heap_up(i);
+        heap_down(heap[i]->heap_at);
     }
-    c->heap_idx = -1;
+    c->heap_at = -1;
 }
-static conn *tofree[65536];
-static int ntofree;
-static void conn_close_(conn *c) {
+
+// ---- connections
+
+static conn **dead;
+static int dead_len, dead_cap;
+
+static void watch(conn *c, int op, int want_out) {
+    struct epoll_event e = {EPOLLIN | EPOLLRDHUP | (want_out ? EPOLLOUT : 0), {.ptr = c}};
+    epoll_ctl(epoll, op, c->fd, &e);
+    c->want_out = want_out;
+}
+
+static void drop(conn *c) {
     if (c->closed) return;
     c->closed = 1;
-    hremove(c);
-    if (c->streaming) {
-        n_active--;
-        c->streaming = 0;
-    }
+    heap_remove(c);
+    if (c->state != IDLE) n_active--;
+    c->state = IDLE;
     close(c->fd);
     n_conns--;
-    if (ntofree < 65536) tofree[ntofree++] = c;
+    if (dead_len == dead_cap) {
+        dead_cap = dead_cap ? dead_cap * 2 : 1024;
+        dead = realloc(dead, dead_cap * sizeof *dead);
+    }
+    dead[dead_len++] = c;
 }
-static void out_flush(conn *c) {
-    while (c->ooff < c->olen) {
-        ssize_t w = send(c->fd, c->out + c->ooff, c->olen - c->ooff, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (w < 0) {
-            if (errno == EAGAIN) {
-                if (!c->want_out) {
-                    struct epoll_event e = {EPOLLIN | EPOLLOUT | EPOLLRDHUP, {.ptr = c}};
-                    epoll_ctl(ep, EPOLL_CTL_MOD, c->fd, &e);
-                    c->want_out = 1;
-                }
-                return;
-            }
-            conn_close_(c);
+
+static void flush(conn *c) {
+    while (c->out_at < c->out_len) {
+        ssize_t w = send(c->fd, c->out + c->out_at, c->out_len - c->out_at, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (w < 0 && errno == EAGAIN) {
+            if (!c->want_out) watch(c, EPOLL_CTL_MOD, 1);
             return;
         }
-        c->ooff += w;
+        if (w < 0) {
+            drop(c);
+            return;
+        }
+        c->out_at += w;
     }
-    c->ooff = c->olen = 0;
-    if (c->want_out) {
-        struct epoll_event e = {EPOLLIN | EPOLLRDHUP, {.ptr = c}};
-        epoll_ctl(ep, EPOLL_CTL_MOD, c->fd, &e);
-        c->want_out = 0;
+    c->out_at = c->out_len = 0;
+    if (c->want_out) watch(c, EPOLL_CTL_MOD, 0);
+}
+
+static void put(conn *c, const char *bytes, size_t n) {
+    if (c->out_len + n > c->out_cap) {
+        c->out_cap = (c->out_len + n) * 2;
+        c->out = realloc(c->out, c->out_cap);
     }
+    memcpy(c->out + c->out_len, bytes, n);
+    c->out_len += n;
 }
-static void out_add(conn *c, const char *b, size_t n) {
-    if (c->olen + n > c->ocap) {
-        c->ocap = (c->olen + n) * 2;
-        c->out = realloc(c->out, c->ocap);
-    }
-    memcpy(c->out + c->olen, b, n);
-    c->olen += n;
+
+static void put_chunk(conn *c, const char *bytes, int n) {
+    char size[16];
+    put(c, size, snprintf(size, sizeof size, "%x\r\n", n));
+    put(c, bytes, n);
+    put(c, "\r\n", 2);
 }
-static void chunk(conn *c, const char *p, int n) {
-    char h[16];
-    int hn_ = snprintf(h, 16, "%x\r\n", n);
-    out_add(c, h, hn_);
-    out_add(c, p, n);
-    out_add(c, "\r\n", 2);
+
+static void answer(conn *c, const char *type, const char *body, int n) {
+    char head[300];
+    put(c, head, snprintf(head, sizeof head, WHOLE_HEAD, n, type));
+    put(c, body, n);
+    flush(c);
 }
-static time_t created;
-static const char *MODEL = "Qwen/Qwen2.5-7B-Instruct";
-static void process(conn *c);
-static void step(conn *c, uint64_t now) { // emit one chunk
+
+// ---- generation
+
+static void read_requests(conn *c);
+
+// The answer is out: close, or go on to a request that came early.
+static void answered(conn *c) {
+    if (c->closed) return;
+    if (c->close_after && c->out_len == 0) drop(c);
+    else if (c->in_len) read_requests(c);
+}
+
+// Send one chunk of a stream, after the first what precedes it, after the last what follows.
+static void step(conn *c, uint64_t now) {
     char b[700];
-    int n;
-    if (c->first) {
-        c->first = 0;
-        const char *h =
-            "HTTP/1.1 200 OK\r\ndate: Mon, 01 Jan 2024 00:00:00 GMT\r\nserver: uvicorn\r\ncontent-type: "
-            "text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n";
-        out_add(c, h, strlen(h));
-        n = snprintf(b, sizeof b,
-                     "data: "
-                     "{\"id\":\"%s\",\"object\":\"chat.completion.chunk\",\"created\":%ld,\"model\":\"%s\","
-                     "\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},"
-                     "\"logprobs\":null,\"finish_reason\":null}]}\n\n",
-                     c->id, (long)created, MODEL);
-        chunk(c, b, n);
+    if (c->at_start) {
+        c->at_start = 0;
+        put(c, STREAM_HEAD, strlen(STREAM_HEAD));
+        put_chunk(c, b, snprintf(b, sizeof b, ROLE_CHUNK, c->id, (long)created));
     }
     if (c->left > 0) {
         c->left--;
         n_chunks++;
-        n = snprintf(b, sizeof b,
-                     "data: "
-                     "{\"id\":\"%s\",\"object\":\"chat.completion.chunk\",\"created\":%ld,\"model\":\"%s\","
-                     "\"choices\":[{\"index\":0,\"delta\":{\"content\":\"@%llu\"},\"logprobs\":null,\"finish_"
-                     "reason\":%s}]}\n\n",
-                     c->id, (long)created, MODEL, (unsigned long long)now_ns(),
-                     c->left ? "null" : "\"stop\"");
-        chunk(c, b, n);
+        const char *reason = c->left ? "null" : "\"stop\"";
+        put_chunk(c, b, snprintf(b, sizeof b, TOKEN_CHUNK, c->id, (long)created, (ull)now_ns(), reason));
     }
     if (c->left == 0) {
-        if (c->usage) {
-            n = snprintf(b, sizeof b,
-                         "data: "
-                         "{\"id\":\"%s\",\"object\":\"chat.completion.chunk\",\"created\":%ld,\"model\":\"%"
-                         "s\",\"choices\":[],\"usage\":{\"prompt_tokens\":%d,\"total_tokens\":%d,"
-                         "\"completion_tokens\":%d}}\n\n",
-                         c->id, (long)created, MODEL, c->prompt_tokens, c->prompt_tokens + c->gen, c->gen);
-            chunk(c, b, n);
-        }
-        chunk(c, "data: [DONE]\n\n", 14);
-        out_add(c, "0\r\n\r\n", 5);
+        int total = c->prompt_tokens + c->made;
+        if (c->tells_usage)
+            put_chunk(c, b, snprintf(b, sizeof b, USAGE_CHUNK, c->id, (long)created, c->prompt_tokens, total, c->made));
+        put_chunk(c, DONE_CHUNK, strlen(DONE_CHUNK));
+        put(c, "0\r\n\r\n", 5);
         n_streams_done++;
         n_active--;
-        c->streaming = 0;
-        out_flush(c);
-        if (!c->closed && c->conn_close && c->olen == 0) {
-            conn_close_(c);
+        c->state = IDLE;
+        flush(c);
+        answered(c);
+        return;
+    }
+    flush(c);
+    if (c->closed) return;
+    c->due = c->due + interval_us * 1000 > now && interval_us ? c->due + interval_us * 1000 : now;
+    heap_push(c);
+}
+
+static void answer_whole(conn *c) {
+    char b[1400];
+    int total = c->prompt_tokens + WHOLE_TOKENS;
+    int n = snprintf(b, sizeof b, WHOLE_ANSWER, c->id, (long)created, (ull)now_ns(), c->prompt_tokens, total);
+    answer(c, "application/json", b, n);
+}
+
+// Find a member's value in a part of a body; NULL if it is not there.
+static char *member(char *part, size_t n, const char *key) {
+    char *p = memmem(part, n, key, strlen(key));
+    if (!p) return NULL;
+    p += strlen(key);
+    while (*p == ' ') p++;
+    return p;
+}
+
+static void generate(conn *c, char *body, size_t n) {
+    int is_stream = 0;
+    long limit = -1;
+    c->tells_usage = 0;
+    size_t part_len = n > FLAGS_BYTES ? FLAGS_BYTES : n;
+    char *parts[] = {body, body + n - part_len};
+    for (int i = 0; i < (n > FLAGS_BYTES ? 2 : 1); i++) {
+        char *p;
+        if ((p = member(parts[i], part_len, "\"stream\":")) && *p == 't') is_stream = 1;
+        if ((p = member(parts[i], part_len, "\"include_usage\":")) && *p == 't') c->tells_usage = 1;
+        if (limit < 0 && (p = member(parts[i], part_len, "\"max_tokens\":"))) limit = strtol(p, NULL, 10);
+        if (limit < 0 && (p = member(parts[i], part_len, "\"max_completion_tokens\":"))) limit = strtol(p, NULL, 10);
+    }
+    snprintf(c->id, sizeof c->id, "chatcmpl-%024llx", (ull)(++next_id * 0x9E3779B97F4A7C15ull));
+    c->prompt_tokens = n / 4;
+    c->left = c->made = limit > 0 ? limit : default_chunks;
+    c->at_start = 1;
+    uint64_t now = now_ns();
+    c->due = now + ttft_us * 1000;
+    if (!is_stream && !ttft_us) {
+        answer_whole(c);
+        return;
+    }
+    c->state = is_stream ? STREAMING : WAITING;
+    n_active++;
+    if (ttft_us) heap_push(c);
+    else step(c, now);
+}
+
+// ---- requests
+
+static long long argument(const char *query, const char *name, long long otherwise) {
+    const char *p = strstr(query, name);
+    return p ? atoll(p + strlen(name)) : otherwise;
+}
+
+static int starts(const char *path, const char *prefix) { return !strncmp(path, prefix, strlen(prefix)); }
+
+static void handle(conn *c, char *head, size_t head_len, char *body, size_t body_len) {
+    n_requests++;
+    n_bytes_in += head_len + body_len;
+    head[head_len - 1] = 0;
+    char *path = strchr(head, ' '), *end = path ? strchr(path + 1, ' ') : NULL;
+    if (!end) {
+        drop(c);
+        return;
+    }
+    path++;
+    *end = 0;
+    const char *json = "application/json";
+    char b[4096];
+    if (starts(path, "/v1/chat/completions") || starts(path, "/v1/completions")) generate(c, body, body_len);
+    else if (starts(path, "/ctl")) {
+        ttft_us = argument(path, "ttft_us=", ttft_us);
+        interval_us = argument(path, "interval_us=", interval_us);
+        default_chunks = argument(path, "&n=", default_chunks);
+        answer(c, json, b,
+               snprintf(b, sizeof b, COUNTERS, (ull)n_requests, (ull)n_chunks, (ull)n_streams_done, (ull)n_active,
+                        (ull)n_conns, (ull)n_bytes_in, ttft_us, interval_us));
+    } else if (starts(path, "/v1/models")) answer(c, json, b, snprintf(b, sizeof b, MODELS, (long)created));
+    else if (starts(path, "/metrics"))
+        answer(c, "text/plain; version=0.0.4", b, snprintf(b, sizeof b, METRICS, (ull)n_active));
+    else if (starts(path, "/get_server_info") || starts(path, "/server_info"))
+        answer(c, json, SERVER_INFO, strlen(SERVER_INFO));
+    else if (starts(path, "/get_model_info") || starts(path, "/model_info"))
+        answer(c, json, MODEL_INFO, strlen(MODEL_INFO));
+    else if (starts(path, "/version")) answer(c, json, VERSION, strlen(VERSION));
+    else answer(c, "text/plain", "", 0); // /health, /ping
+}
+
+// Read the head of the next request; 0 when it is not all there.
+static int read_head(conn *c) {
+    char *end = memmem(c->in, c->in_len, "\r\n\r\n", 4);
+    if (!end) return 0;
+    c->head_len = end - c->in + 4;
+    c->body_len = c->is_chunked = c->close_after = 0;
+    for (char *line = c->in, *nl; line < end + 2 && (nl = memchr(line, '\n', end + 2 - line)); line = nl + 1) {
+        if (!strncasecmp(line, "content-length:", 15)) c->body_len = atol(line + 15);
+        else if (!strncasecmp(line, "transfer-encoding:", 18)) c->is_chunked = 1;
+        else if (!strncasecmp(line, "connection: close", 17)) c->close_after = 1;
+        else if (!strncasecmp(line, "expect:", 7)) {
+            put(c, "HTTP/1.1 100 Continue\r\n\r\n", 25);
+            flush(c);
+        }
+    }
+    return 1;
+}
+
+// Join the chunks of a body in place; 0 when they are not all there, else the request's length as it came.
+static size_t join_chunks(conn *c) {
+    for (int pass = 0;; pass++) { // the first only sees that all is there
+        size_t at = c->head_len, to = c->head_len;
+        for (;;) {
+            char *nl = memmem(c->in + at, c->in_len - at, "\r\n", 2);
+            if (!nl) return 0;
+            size_t size = strtoul(c->in + at, NULL, 16), data = nl - c->in + 2;
+            if (c->in_len < data + size + 2) return 0;
+            if (pass) memmove(c->in + to, c->in + data, size);
+            to += size;
+            at = data + size + 2;
+            if (!size) break;
+        }
+        if (pass) {
+            c->body_len = to - c->head_len;
+            return at;
+        }
+    }
+}
+
+static void read_requests(conn *c) {
+    while (!c->closed && c->state == IDLE && c->in_len) {
+        if (!c->head_len && !read_head(c)) return;
+        size_t head = c->head_len, all = c->is_chunked ? join_chunks(c) : head + c->body_len;
+        if (!all || c->in_len < all) return;
+        c->head_len = 0;
+        char after = c->in[all];
+        c->in[all] = 0; // strtol stops here
+        handle(c, c->in, head, c->in + head, c->body_len);
+        if (c->closed) return;
+        c->in[all] = after;
+        memmove(c->in, c->in + all, c->in_len - all);
+        c->in_len -= all;
+        if (c->close_after && c->state == IDLE && c->out_len == 0) drop(c);
+    }
+}
+
+// ---- the loop
+
+static void accept_all(conn *listener) {
+    for (int fd; (fd = accept4(listener->fd, NULL, NULL, SOCK_NONBLOCK)) >= 0;) {
+        int one = 1;
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        conn *c = calloc(1, sizeof *c);
+        c->fd = fd;
+        c->heap_at = -1;
+        c->in_cap = READ_BYTES;
+        c->in = malloc(c->in_cap + 1);
+        n_conns++;
+        watch(c, EPOLL_CTL_ADD, 0);
+    }
+}
+
+static void receive(conn *c) {
+    for (;;) {
+        if (c->in_cap - c->in_len < READ_BYTES) {
+            c->in_cap = c->in_cap * 2 + 65536;
+            c->in = realloc(c->in, c->in_cap + 1);
+        }
+        size_t room = c->in_cap - c->in_len;
+        ssize_t r = recv(c->fd, c->in + c->in_len, room, MSG_DONTWAIT);
+        if (r == 0 || (r < 0 && errno != EAGAIN)) {
+            drop(c);
             return;
         }
-        if (!c->closed && c->len) process(c);
+        if (r > 0) c->in_len += r;
+        if (r < (ssize_t)room) break;
+    }
+    read_requests(c);
+}
+
+static void event(conn *c, uint32_t what) {
+    if (c->is_listener) {
+        accept_all(c);
         return;
     }
-    out_flush(c);
+    if (!c->closed && what & EPOLLOUT) flush(c);
     if (c->closed) return;
-    if (interval_us) {
-        c->next += (uint64_t)interval_us * 1000;
-        if (c->next < now) c->next = now;
-    } else c->next = now;
-    hpush(c);
+    if (what & EPOLLIN) receive(c);
+    else if (what & (EPOLLHUP | EPOLLERR | EPOLLRDHUP)) drop(c);
 }
-static void simple(conn *c, const char *ct, const char *body, int blen) {
-    char h[300];
-    int n = snprintf(h, 300,
-                     "HTTP/1.1 200 OK\r\ndate: Mon, 01 Jan 2024 00:00:00 GMT\r\nserver: "
-                     "uvicorn\r\ncontent-length: %d\r\ncontent-type: %s\r\n\r\n",
-                     blen, ct);
-    out_add(c, h, n);
-    out_add(c, body, blen);
-    out_flush(c);
-}
-static uint64_t idc;
-static long long qarg(const char *q, const char *k, long long d) {
-    const char *p = strstr(q, k);
-    if (!p) return d;
-    return atoll(p + strlen(k));
-}
-static void reply_ns(conn *c) {
-    char b[1400];
-    int n = snprintf(
-        b, sizeof b,
-        "{\"id\":\"%s\",\"object\":\"chat.completion\",\"created\":%ld,\"model\":\"%s\",\"choices\":[{"
-        "\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"@%llu The quick brown fox jumps over "
-        "the lazy dog while the five boxing wizards jump quickly; this is a short answer of about sixty "
-        "tokens that an engine might give to a question about the weather, the price of fish, or the "
-        "shortest path through a maze of twisty little "
-        "passages.\",\"refusal\":null,\"annotations\":null,\"audio\":null,\"function_call\":null,\"tool_"
-        "calls\":[],\"reasoning_content\":null},\"logprobs\":null,\"finish_reason\":\"stop\",\"stop_reason\":"
-        "null}],\"usage\":{\"prompt_tokens\":%d,\"total_tokens\":%d,\"completion_tokens\":64,\"prompt_tokens_"
-        "details\":null},\"prompt_logprobs\":null}",
-        c->id, (long)created, MODEL, (unsigned long long)now_ns(), c->prompt_tokens, c->prompt_tokens + 64);
-    simple(c, "application/json", b, n);
-}
-static void handle(conn *c, char *h, size_t hl, char *body, size_t bl) {
-    n_req++;
-    n_bytes_in += hl + bl;
-    char save = h[hl - 1];
-    h[hl - 1] = 0;
-    char *sp = strchr(h, ' ');
-    if (!sp) {
-        conn_close_(c);
-        return;
-    }
-    char *path = sp + 1;
-    char *e = strchr(path, ' ');
-    if (!e) {
-        conn_close_(c);
-        return;
-    }
-    *e = 0;
-    char b[4096];
-    int n;
-    if (!strncmp(path, "/v1/chat/completions", 20) || !strncmp(path, "/v1/completions", 15) ||
-        !strncmp(path, "/generate", 9)) {
-        // flags are looked for in the first and last 1500 bytes of the body only (JSON keys outside messages)
-        int stream = 0;
-        long mt = -1;
-        int usage = 0;
-        size_t w = 1500;
-        for (int k = 0; k < 2; k++) {
-            char *s = k ? (bl > w ? body + bl - w : body) : body;
-            size_t l = k ? (bl > w ? w : bl) : (bl > w ? w : bl);
-            if (k && bl <= w) break;
-            char *p = memmem(s, l, "\"stream\":", 9);
-            if (p) {
-                p += 9;
-                while (*p == ' ') p++;
-                if (*p == 't') stream = 1;
-            }
-            p = memmem(s, l, "\"max_tokens\":", 13);
-            if (p && mt < 0) {
-                p += 13;
-                while (*p == ' ') p++;
-                if (*p >= '0' && *p <= '9') mt = strtol(p, 0, 10);
-            }
-            p = memmem(s, l, "\"max_completion_tokens\":", 24);
-            if (p && mt < 0) {
-                p += 24;
-                while (*p == ' ') p++;
-                if (*p >= '0' && *p <= '9') mt = strtol(p, 0, 10);
-            }
-            p = memmem(s, l, "\"include_usage\":", 16);
-            if (p) {
-                p += 16;
-                while (*p == ' ') p++;
-                if (*p == 't') usage = 1;
-            }
-        }
-        snprintf(c->id, sizeof c->id, "chatcmpl-%024llx",
-                 (unsigned long long)(++idc * 0x9E3779B97F4A7C15ull));
-        c->prompt_tokens = bl / 4;
-        uint64_t t = now_ns();
-        if (stream) {
-            c->streaming = 1;
-            n_active++;
-            c->left = c->gen = mt > 0 ? mt : defn;
-            c->first = 1;
-            c->usage = usage;
-            c->next = t + ttft_us * 1000ull;
-            if (ttft_us == 0) step(c, t);
-            else hpush(c);
-        } else {
-            if (ttft_us) {
-                c->streaming = 2;
-                n_active++;
-                c->next = t + ttft_us * 1000ull;
-                hpush(c);
-            } else reply_ns(c);
-        }
-    } else if (!strncmp(path, "/ctl", 4)) {
-        ttft_us = qarg(path, "ttft_us=", ttft_us);
-        interval_us = qarg(path, "interval_us=", interval_us);
-        defn = qarg(path, "&n=", defn);
-        n = snprintf(b, sizeof b,
-                     "{\"req\":%llu,\"chunks\":%llu,\"streams_done\":%llu,\"active\":%llu,\"conns\":%llu,"
-                     "\"bytes_in\":%llu,\"ttft_us\":%lld,\"interval_us\":%lld,\"t\":%llu}",
-                     (unsigned long long)n_req, (unsigned long long)n_chunks,
-                     (unsigned long long)n_streams_done, (unsigned long long)n_active,
-                     (unsigned long long)n_conns, (unsigned long long)n_bytes_in, ttft_us, interval_us,
-                     (unsigned long long)now_ns());
-        simple(c, "application/json", b, n);
-    } else if (!strncmp(path, "/v1/models", 10)) {
-        n = snprintf(
-            b, sizeof b,
-            "{\"object\":\"list\",\"data\":[{\"id\":\"%s\",\"object\":\"model\",\"created\":%ld,\"owned_by\":"
-            "\"vllm\",\"root\":\"%s\",\"parent\":null,\"max_model_len\":131072,\"permission\":[]}]}",
-            MODEL, (long)created, MODEL);
-        simple(c, "application/json", b, n);
-    } else if (!strncmp(path, "/get_server_info", 16) || !strncmp(path, "/server_info", 12)) {
-        n = snprintf(
-            b, sizeof b,
-            "{\"model_path\":\"%s\",\"served_model_name\":\"%s\",\"tokenizer_path\":\"%s\",\"tp_size\":1,"
-            "\"dp_size\":1,\"version\":\"0.5.0\",\"max_total_num_tokens\":100000,\"internal_states\":[{}]}",
-            MODEL, MODEL, MODEL);
-        simple(c, "application/json", b, n);
-    } else if (!strncmp(path, "/get_model_info", 15) || !strncmp(path, "/model_info", 11)) {
-        n = snprintf(b, sizeof b,
-                     "{\"model_path\":\"%s\",\"tokenizer_path\":\"%s\",\"is_generation\":true,\"served_model_"
-                     "name\":\"%s\"}",
-                     MODEL, MODEL, MODEL);
-        simple(c, "application/json", b, n);
-    } else if (!strncmp(path, "/metrics", 8)) {
-        n = snprintf(
-            b, sizeof b,
-            "# HELP vllm:num_requests_running Number of requests in model execution batches.\n# TYPE "
-            "vllm:num_requests_running gauge\nvllm:num_requests_running{engine=\"0\",model_name=\"%s\"} "
-            "%llu\n# TYPE vllm:num_requests_waiting "
-            "gauge\nvllm:num_requests_waiting{engine=\"0\",model_name=\"%s\"} 0\n# TYPE "
-            "vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc{engine=\"0\",model_name=\"%s\"} 0.1\n",
-            MODEL, (unsigned long long)n_active, MODEL, MODEL);
-        simple(c, "text/plain; version=0.0.4", b, n);
-    } else if (!strncmp(path, "/version", 8)) simple(c, "application/json", "{\"version\":\"0.11.0\"}", 20);
-    else simple(c, "text/plain", "", 0); // /health, /ping ...
-    (void)save;
-    (void)n;
-}
-static void process(conn *c) {
-    while (!c->closed && !c->streaming && c->len) {
-        if (!c->hdr_end) {
-            char *p = memmem(c->in, c->len, "\r\n\r\n", 4);
-            if (!p) return;
-            c->hdr_end = p - c->in + 4;
-            c->clen = 0;
-            c->chunked = 0;
-            c->conn_close = 0;
-            char *h = c->in, *end = p + 2;
-            while (h < end) {
-                char *nl = memchr(h, '\n', end - h);
-                if (!nl) break;
-                if (!strncasecmp(h, "content-length:", 15)) c->clen = atol(h + 15);
-                else if (!strncasecmp(h, "transfer-encoding:", 18)) c->chunked = 1;
-                else if (!strncasecmp(h, "connection: close", 17)) c->conn_close = 1;
-                else if (!strncasecmp(h, "expect:", 7)) {
-                    out_add(c, "HTTP/1.1 100 Continue\r\n\r\n", 25);
-                    out_flush(c);
-                }
-                h = nl + 1;
-            }
-        }
-        if (!c->chunked) {
-            if (c->len < c->hdr_end + c->clen) return;
-            size_t tot = c->hdr_end + c->clen;
-            size_t he = c->hdr_end;
-            c->hdr_end = 0;
-            // ensure NUL after body for strtol safety (buffer has 1 spare byte)
-            char sv = c->in[tot];
-            c->in[tot] = 0;
-            char *in = c->in;
-            handle(c, in, he, in + he, c->clen);
-            if (c->closed) return;
-            c->in[tot] = sv;
-            memmove(c->in, c->in + tot, c->len - tot);
-            c->len -= tot;
-            if (c->conn_close && !c->streaming && c->olen == 0) {
-                conn_close_(c);
-                return;
-            }
-        } else { // decode chunked request body in place
-            size_t p = c->hdr_end, w = c->hdr_end;
-            int done = 0;
-            // first check completeness
-            size_t q = p;
-            for (;;) {
-                char *nl = memmem(c->in + q, c->len - q, "\r\n", 2);
-                if (!nl) return;
-                long sz = strtol(c->in + q, 0, 16);
-                size_t ds = nl - c->in + 2;
-                if (c->len < ds + sz + 2) return;
-                q = ds + sz + 2;
-                if (sz == 0) break;
-            }
-            for (;;) {
-                char *nl = memmem(c->in + p, c->len - p, "\r\n", 2);
-                long sz = strtol(c->in + p, 0, 16);
-                size_t ds = nl - c->in + 2;
-                if (sz == 0) {
-                    p = ds + 2;
-                    break;
-                }
-                memmove(c->in + w, c->in + ds, sz);
-                w += sz;
-                p = ds + sz + 2;
-            }
-            (void)done;
-            size_t he = c->hdr_end;
-            c->hdr_end = 0;
-            handle(c, c->in, he, c->in + he, w - he);
-            if (c->closed) return;
-            memmove(c->in, c->in + p, c->len - p);
-            c->len -= p;
+
+// Send what is due now; what becomes due meanwhile waits for the next round.
+static void send_due(void) {
+    uint64_t now = now_ns();
+    for (int round = heap_len; round-- > 0 && heap_len && heap[0]->due <= now;) {
+        conn *c = heap[0];
+        heap_remove(c);
+        if (c->state == STREAMING) step(c, now);
+        else {
+            c->state = IDLE;
+            n_active--;
+            answer_whole(c);
+            answered(c);
         }
     }
 }
+
+static int listen_on(conn *c, int port) {
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    int one = 1;
+    c->is_listener = 1;
+    c->fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    setsockopt(c->fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (bind(c->fd, (void *)&at, sizeof at) || listen(c->fd, 4096)) {
+        perror("listen");
+        return -1;
+    }
+    struct epoll_event e = {EPOLLIN, {.ptr = c}};
+    return epoll_ctl(epoll, EPOLL_CTL_ADD, c->fd, &e);
+}
+
 int main(int argc, char **argv) {
-    signal(SIGPIPE, SIG_IGN);
-    setvbuf(stdout, 0, _IONBF, 0);
-    int base = atoi(argv[1]), np = atoi(argv[2]);
+    static conn listeners[LISTENERS];
+    int base = argc > 1 ? atoi(argv[1]) : 0, ports = argc > 2 ? atoi(argv[2]) : 0;
+    if (base <= 0 || ports <= 0 || ports > LISTENERS) {
+        fprintf(stderr, "usage: mock_engine BASEPORT NPORTS [-N chunks] [-t ttft_us] [-i interval_us]\n");
+        return 2;
+    }
     for (int i = 3; i + 1 < argc; i += 2) {
-        if (argv[i][1] == 'N') defn = atoll(argv[i + 1]);
+        if (argv[i][1] == 'N') default_chunks = atoll(argv[i + 1]);
         if (argv[i][1] == 't') ttft_us = atoll(argv[i + 1]);
         if (argv[i][1] == 'i') interval_us = atoll(argv[i + 1]);
     }
-    created = time(0);
-    ep = epoll_create1(0);
-    static conn L[64];
-    for (int i = 0; i < np; i++) {
-        int s = socket(AF_INET, SOCK_STREAM, 0);
-        int one = 1;
-        setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &one, 4);
-        struct sockaddr_in a = {AF_INET, htons(base + i), {htonl(INADDR_LOOPBACK)}};
-        if (bind(s, (void *)&a, sizeof a)) {
-            perror("bind");
-            return 1;
-        }
-        listen(s, 4096);
-        fcntl(s, F_SETFL, O_NONBLOCK);
-        L[i].fd = s;
-        L[i].port = -1;
-        struct epoll_event e = {EPOLLIN, {.ptr = &L[i]}};
-        epoll_ctl(ep, EPOLL_CTL_ADD, s, &e);
-    }
-    struct epoll_event ev[512];
+    signal(SIGPIPE, SIG_IGN);
+    created = time(NULL);
+    epoll = epoll_create1(0);
+    for (int i = 0; i < ports; i++)
+        if (listen_on(&listeners[i], base + i)) return 1;
     for (;;) {
-        struct timespec ts, *tp = 0;
-        if (hn) {
-            uint64_t n = now_ns();
-            int64_t d = heap[0]->next - n;
-            if (heap[0]->next <= n) d = 0;
-            ts.tv_sec = d / 1000000000;
-            ts.tv_nsec = d % 1000000000;
-            tp = &ts;
+        struct timespec wait = {0, 0};
+        uint64_t now = now_ns();
+        if (heap_len && heap[0]->due > now) {
+            wait.tv_sec = (heap[0]->due - now) / 1000000000;
+            wait.tv_nsec = (heap[0]->due - now) % 1000000000;
         }
-        int n = epoll_pwait2(ep, ev, 512, tp, 0);
+        struct epoll_event events[EVENTS];
+        int n = epoll_pwait2(epoll, events, EVENTS, heap_len ? &wait : NULL, NULL);
         if (n < 0 && errno != EINTR) {
             perror("epoll");
             return 1;
         }
-        for (int i = 0; i < n; i++) {
-            conn *c = ev[i].data.ptr;
-            if (c->port == -1) {
-                for (int k = 0; k < 256; k++) {
-                    int f = accept4(c->fd, 0, 0, SOCK_NONBLOCK);
-                    if (f < 0) break;
-                    int one = 1;
-                    setsockopt(f, IPPROTO_TCP, TCP_NODELAY, &one, 4);
-                    conn *x = calloc(1, sizeof *x);
-                    x->fd = f;
-                    x->heap_idx = -1;
-                    x->cap = 4096;
-                    x->in = malloc(x->cap + 1);
-                    n_conns++;
-                    struct epoll_event e = {EPOLLIN | EPOLLRDHUP, {.ptr = x}};
-                    epoll_ctl(ep, EPOLL_CTL_ADD, f, &e);
-                }
-                continue;
-            }
-            if (c->closed) continue;
-            if (ev[i].events & EPOLLOUT) {
-                out_flush(c);
-                if (c->closed) continue;
-            }
-            if (ev[i].events & EPOLLIN) {
-                int eof = 0;
-                for (;;) {
-                    if (c->cap - c->len < 4096) {
-                        c->cap = c->cap * 2 + 65536;
-                        c->in = realloc(c->in, c->cap + 1);
-                    }
-                    size_t room = c->cap - c->len;
-                    ssize_t r = recv(c->fd, c->in + c->len, room, MSG_DONTWAIT);
-                    if (r == 0) {
-                        eof = 1;
-                        break;
-                    }
-                    if (r < 0) {
-                        if (errno != EAGAIN) eof = 1;
-                        break;
-                    }
-                    c->len += r;
-                    if ((size_t)r < room) break;
-                }
-                if (eof) {
-                    conn_close_(c);
-                    continue;
-                }
-                process(c);
-            } else if (ev[i].events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP)) conn_close_(c);
+        for (int i = 0; i < n; i++) event(events[i].data.ptr, events[i].events);
+        send_due();
+        while (dead_len) {
+            conn *c = dead[--dead_len];
+            free(c->in);
+            free(c->out);
+            free(c);
         }
-        if (hn) {
-            uint64_t t = now_ns();
-            int lim = hn;
-            while (hn && lim-- > 0 && heap[0]->next <= t) {
-                conn *c = heap[0];
-                hremove(c);
-                if (c->streaming == 2) {
-                    c->streaming = 0;
-                    n_active--;
-                    reply_ns(c);
-                    if (!c->closed && c->len) process(c);
-                } else step(c, t);
-            }
-        }
-        for (int i = 0; i < ntofree; i++) {
-            free(tofree[i]->in);
-            free(tofree[i]->out);
-            free(tofree[i]);
-        }
-        ntofree = 0;
     }
 }
