@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from gateway.engines import figures
 from gateway.engines.adapter import Kind, Page, ServedModel
-from gateway.engines.exposition import Exposition, read_metrics, start_time, wanted
+from gateway.engines.exposition import Exposition, read_metrics, wanted
 from gateway.engines.models import LIST_PATH, read_list
 from policies.endpoint import EngineReport
 
@@ -69,10 +69,11 @@ class Sglang:
     def incarnation(self, pages: Mapping[str, Page]) -> str | None:
         """Name the run by its seed, drawn anew at each start unless the operator sets one.
 
-        The metrics page is shared by several processes and has no start time.
+        By nothing else: a second source would look like a second run whenever the first page is not asked. The
+        metrics page, shared by several processes, has no start time anyway.
         """
         seed = figures.whole(_server_info(pages).get("random_seed"))
-        return start_time(pages) if seed is None else f"seed {seed}"
+        return None if seed is None else f"seed {seed}"
 
 
 def _server_info(pages: Mapping[str, Page]) -> Mapping[str, object]:
