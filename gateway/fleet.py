@@ -33,8 +33,18 @@ class Member:
     endpoint: Endpoint
     kind: Kind | None = None
     """None until it has been asked."""
-    has_told_models: bool = False
     leases_total: int = 0
+    path_prefix: str = ""
+    """Of the endpoint's URL, before every path."""
+    header_lines: str = ""
+    """What every request to this engine carries: host, and its key if it has one."""
+
+    def __post_init__(self) -> None:
+        host, _, prefix = self.config.url.partition("://")[2].partition("/")
+        self.path_prefix = f"/{prefix}" if prefix else ""
+        self.header_lines = f"host: {host}\r\n"
+        if self.config.api_key:
+            self.header_lines += f"authorization: Bearer {self.config.api_key}\r\n"
 
 
 @dataclass(eq=False, slots=True)

@@ -41,7 +41,7 @@ EVENT_STREAM_HEADERS = (
 _SET_FOR_STREAMS = frozenset(name.encode() for name, _ in EVENT_STREAM_HEADERS)
 
 
-def lines_to_engine(headers: Iterable[tuple[str, str]], connection: str) -> bytes:
+def lines_to_engine(headers: Iterable[tuple[str, str]], connection: str) -> str:
     """Give the header lines of a client that an engine may see; `connection` names more that are hop-by-hop."""
     named = {name.strip().lower() for name in connection.split(",")} if connection else frozenset()
     lines = []
@@ -50,7 +50,7 @@ def lines_to_engine(headers: Iterable[tuple[str, str]], connection: str) -> byte
         if lowered in _NOT_TO_ENGINE or lowered in named or lowered.startswith(_NOT_TO_ENGINE_PREFIXES):
             continue
         lines.append(f"{name}: {value}\r\n")
-    return "".join(lines).encode("utf-8", "surrogateescape")
+    return "".join(lines)
 
 
 def headers_to_client(headers: Iterable[tuple[bytes, bytes]], *, is_stream: bool) -> list[tuple[str, str]]:

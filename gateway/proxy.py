@@ -18,29 +18,16 @@ import logging
 import re
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 
-from aiohttp import StreamReader
 from aiohttp.web import StreamResponse
-from aiohttp.web_exceptions import HTTPException
-from aiohttp.web_protocol import RequestPayloadError
 from aiohttp.web_request import BaseRequest
 
 from gateway import openai
+from gateway.attempt import Failure, ask, judge
 from gateway.client import ClientAnswer, Header
 from gateway.config import Listen, Retries, Timeouts
-from gateway.engines.answers import EngineError, Verdict, read_error, read_stream_error
-from gateway.engines.catalog import ADAPTERS
-from gateway.errors import (
-    BodyTimeout,
-    GatewayError,
-    InternalError,
-    InvalidBody,
-    MethodNotAllowed,
-    NotFound,
-    Overloaded,
-    RequestTooLarge,
-)
+from gateway.errors import GatewayError, InternalError, MethodNotAllowed, NotFound, Overloaded
+from gateway.exchange import Exchange, read_body
 from gateway.fleet import Fleet, FleetPool, Lease, Member
 from gateway.headers import bearer_key, client_deadline_s, headers_to_client, lines_to_engine, sane_request_id
 from gateway.homes import Homes
@@ -49,10 +36,9 @@ from gateway.models import ModelList
 from gateway.openai import Call
 from gateway.relay import Answer, AnswerKind, failure_of
 from gateway.routes import ENGINE_ROUTES, MODELS_PATH, STORED_RESPONSE, STORED_RESPONSE_METHODS, Route, Shape
-from gateway.splice import Buffer
 from gateway.tenants import Tenant, Tenants
 from gateway.trace import Trace
-from gateway.upstream import BrokenAnswer, ConnectFailed, StaleConnection, Stalled, Upstream, UpstreamError
+from gateway.upstream import Stalled, Upstream
 from policies.endpoint import Endpoint
 from policies.record import Outcome, RequestRecord
 from policies.request import InferenceRequest
@@ -62,53 +48,8 @@ log = logging.getLogger(__name__)
 
 JSON = ("content-type", "application/json")
 STORED_ROUTE = Route("/v1/responses/{id}", Shape.RESPONSES)
-DRAINING = re.compile(rb"after shutdown")  # vLLM: "cannot schedule new futures after shutdown", health still 200
 OUTCOMES = {429: Outcome.REFUSED, 503: Outcome.REFUSED, 499: Outcome.DISCONNECTED}
 """By status; other 4xx are the client's, other 5xx are failures."""
-
-
-@dataclass(slots=True)
-class Failure:
-    """Why a try did not serve."""
-
-    kind: str
-    """For metrics: connect, cut, stalled, busy, broken."""
-    error: UpstreamError | None = None
-    answer: EngineError | None = None
-    headers: tuple[Header, ...] = ()
-    """Of the engine's answer."""
-    may_retry: bool = True
-
-
-@dataclass(slots=True)
-class Exchange:
-    """One request, ready to be sent to whichever engine."""
-
-    route: Route
-    method: str
-    target: str
-    """Path and query, as the client wrote them."""
-    header_lines: bytes
-    body: bytes | bytearray
-    call: Call
-    tenant: Tenant
-    inference: InferenceRequest
-    deadline: float
-
-    def pieces_for(self, member: Member) -> list[Buffer]:
-        """Give the bytes of the request as one engine gets it."""
-        adapter = ADAPTERS[member.kind] if member.kind is not None else None
-        takes_unknown = adapter is None or adapter.takes_unknown_fields
-        body = self.call.body_for_engine(self.body, takes_unknown_fields=takes_unknown) if self.body else []
-        length = sum(map(len, body))
-        host, _, prefix = member.endpoint.url.partition("://")[2].partition("/")
-        key = member.config.api_key
-        authorization = f"authorization: Bearer {key}\r\n" if key else ""
-        head = (
-            f"{self.method} {'/' + prefix if prefix else ''}{self.target} HTTP/1.1\r\nhost: {host}\r\n"
-            f"x-request-id: {self.inference.id}\r\n{authorization}content-length: {length}\r\n"
-        )
-        return [head.encode("utf-8", "surrogateescape") + self.header_lines + b"\r\n", *body]
 
 
 class Proxy:
@@ -241,7 +182,7 @@ class Proxy:
             failure = result
             tried.add(lease.endpoint)
             now = self._clock()
-            if not failure.may_retry or trace.tries >= self._max_tries or now >= exchange.deadline:
+            if not failure.may_retry or trace.tries >= self._max_tries or now >= exchange.inference.deadline:
                 return self._give_up(failure, client, trace)
             if not self._budget.try_spend(now):
                 self._metrics.retries_denied.add(())
@@ -263,38 +204,12 @@ class Proxy:
         if trace.dispatched_at is None:
             trace.dispatched_at = self._clock()
         self._metrics.endpoint_requests.add((lease.endpoint.name, lease.choice.reason.value))
-        with closing(await self._ask(lease, exchange)) as answer:
+        with closing(await ask(self._upstream, lease, exchange, self._timeouts.first_byte_s)) as answer:
             if answer.is_good:
                 return await self._relay(answer, lease, exchange, client, trace)
-            failure = self._judge(answer, lease, exchange)
+            failure = judge(answer, lease, is_past_deadline=self._clock() >= exchange.inference.deadline)
         self._metrics.endpoint_failures.add((lease.endpoint.name, failure.kind))
         return failure
-
-    async def _ask(self, lease: Lease, exchange: Exchange) -> Answer:
-        """Send, and wait until it is known what the answer is; once more if a kept connection was stale."""
-        loop = asyncio.get_running_loop()
-        connections = self._upstream.to(lease.endpoint.url)
-        pieces = exchange.pieces_for(lease.member)
-        wait_s = min(self._timeouts.first_byte_s, exchange.deadline - self._clock())
-        give_up_at = self._clock() + wait_s
-        for is_fresh in (False, True):
-            answer = Answer(
-                exchange.route.shape, hides_usage=exchange.call.hides_usage, on_first_token=lease.first_token
-            )
-            timer = loop.call_at(give_up_at, answer.expire, wait_s)
-            try:
-                answer.connection = await connections.send(pieces, answer, is_fresh=is_fresh)
-                await answer.opened
-            except ConnectFailed as error:
-                answer.on_broken(error)
-            except BaseException:
-                answer.close()
-                raise
-            finally:
-                timer.cancel()
-            if not isinstance(answer.error, StaleConnection):
-                break
-        return answer
 
     async def _relay(
         self, answer: Answer, lease: Lease, exchange: Exchange, client: ClientAnswer, trace: Trace
@@ -326,41 +241,6 @@ class Proxy:
         else:
             trace.outcome = Outcome.OK
         return response
-
-    def _judge(self, answer: Answer, lease: Lease, exchange: Exchange) -> Failure:
-        """Say what a bad answer means, and let the endpoint's health know."""
-        if answer.error is not None:
-            is_stalled = isinstance(answer.error, Stalled)
-            if not is_stalled or self._clock() < exchange.deadline:
-                lease.failed()  # a client's own short deadline says nothing about the engine
-            if isinstance(answer.error, ConnectFailed):
-                return Failure("connect", answer.error)
-            return Failure("stalled" if is_stalled else "cut", answer.error)
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in answer.head.headers}
-        payload = answer.failure
-        if answer.kind is AnswerKind.ERROR:
-            error = read_error(answer.head.status, headers, answer.held, truncated=answer.is_truncated)
-        elif payload is not None and payload.get("error"):
-            error = read_stream_error(payload)
-        else:
-            lease.failed()
-            return Failure("broken", BrokenAnswer("the engine aborted the request or cut its answer short"))
-        if error.verdict is Verdict.BROKEN:
-            lease.failed()
-            if DRAINING.search(error.body):
-                lease.drain()
-        else:
-            lease.served()
-        if error.verdict is Verdict.BUSY and error.retry_after_s:
-            lease.not_now(error.retry_after_s)
-        passed = headers_to_client(answer.head.headers, is_stream=False)
-        kept = (pair for pair in passed if pair[0].lower() != "content-type")
-        return Failure(
-            error.verdict.value,
-            answer=error,
-            headers=(*kept, ("content-type", error.content_type)),
-            may_retry=error.verdict in (Verdict.BUSY, Verdict.BROKEN),
-        )
 
     def _give_up(self, failure: Failure, client: ClientAnswer, trace: Trace) -> StreamResponse:
         """Give the client the last engine's own answer, or ours where it had none."""
@@ -399,16 +279,15 @@ class Proxy:
                 STORED_ROUTE,
                 "GET",
                 f"/v1/responses/{response_id}",
-                b"",
+                "",
                 b"",
                 Call(""),
                 exchange.tenant,
                 exchange.inference,
-                exchange.deadline,
             )
             with (
                 self._fleet.lease_on(member, question.inference) as lease,
-                closing(await self._ask(lease, question)) as answer,
+                closing(await ask(self._upstream, lease, question, self._timeouts.first_byte_s)) as answer,
             ):
                 if answer.is_good:
                     self._homes.learn(response_id, member.endpoint, exchange.tenant.name)
@@ -434,17 +313,16 @@ class Proxy:
         trace.prompt_tokens = call.prompt_tokens
         own_s = client_deadline_s(headers)
         allowed_s = self._timeouts.deadline_s if own_s is None else min(own_s, self._timeouts.deadline_s)
-        deadline = trace.arrived_at + allowed_s
         inference = InferenceRequest(
             id=trace.id,
             model=call.model,
             tenant=tenant.name,
             prompt_tokens=call.prompt_tokens,
             output_tokens=call.output_tokens,
-            deadline=deadline,
+            deadline=trace.arrived_at + allowed_s,
         )
         lines = lines_to_engine(headers.items(), headers.get("connection", ""))
-        return Exchange(route, request.method, request.raw_path, lines, body, call, tenant, inference, deadline)
+        return Exchange(route, request.method, request.raw_path, lines, body, call, tenant, inference)
 
     def _kvlane_headers(self, trace: Trace) -> list[Header]:
         choice = trace.choice
@@ -486,29 +364,3 @@ def check_method(method: str, allowed: tuple[str, ...]) -> None:
     """
     if method not in allowed:
         raise MethodNotAllowed(f"this path takes {' or '.join(allowed)}, not {method[:20]}")
-
-
-async def read_body(request: BaseRequest, most: int, timeout_s: float) -> bytes | bytearray:
-    """Read the body of a request; what says that it is too long is refused before any of it is read.
-
-    Raises:
-        RequestTooLarge, BodyTimeout, InvalidBody: it is too long, does not come, or is not framed as it says.
-    """
-    if (request.content_length or 0) > most:
-        raise RequestTooLarge(f"the body has {request.content_length} bytes, the limit is {most}")
-    content: StreamReader = request.content
-    try:
-        first = await asyncio.wait_for(content.readany(), timeout_s) if not content.is_eof() else content.read_nowait()
-        if content.at_eof():
-            body: bytes | bytearray = first
-        else:
-            body = bytearray(first)
-            while not content.at_eof() and len(body) <= most:
-                body += await asyncio.wait_for(content.readany(), timeout_s)
-    except TimeoutError as error:
-        raise BodyTimeout(f"the body did not arrive: nothing came for {timeout_s:g} s") from error
-    except (RequestPayloadError, HTTPException, ValueError) as error:
-        raise InvalidBody("the body is not framed or encoded as its headers say") from error
-    if len(body) > most:
-        raise RequestTooLarge(f"the body has more than {most} bytes, which is the limit")
-    return body

@@ -98,6 +98,7 @@ class Connection(asyncio.Protocol):
         "_head_bytes",
         "_is_complete",
         "_is_reused",
+        "_keeps_alive",
         "_parser",
         "_parts",
         "_pool",
@@ -117,7 +118,7 @@ class Connection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._head = AnswerHead()
         self._head_bytes = 0
-        self._saw_bytes = self._saw_head = self._is_complete = self._is_reused = False
+        self._saw_bytes = self._saw_head = self._is_complete = self._is_reused = self._keeps_alive = False
         self._drain_timer: asyncio.TimerHandle | None = None
         self.idle_until = 0.0
         self.is_paused = False
@@ -242,7 +243,9 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """Note the end, unless it was that of a 1xx."""
         if self._saw_head:
+            assert self._parser is not None
             self._is_complete = True
+            self._keeps_alive = self._parser.should_keep_alive()  # llhttp forgets it right after this
         else:
             self._head = AnswerHead()
 
@@ -253,11 +256,10 @@ class Connection(asyncio.Protocol):
         if self._drain_timer is not None:
             self._drain_timer.cancel()
             self._drain_timer = None
-        transport, parser = self.transport, self._parser
+        transport = self.transport
         self._parser = None
-        assert parser is not None
         if transport is not None and not transport.is_closing():
-            if parser.should_keep_alive() and not transport.get_write_buffer_size():
+            if self._keeps_alive and not transport.get_write_buffer_size():
                 self.resume()
                 self._pool.take_back(self, self._head)
             else:

@@ -1,0 +1,100 @@
+"""One try at one endpoint: send, wait until it is known what the answer is, and say what a bad one means.
+
+connect refused, reset, cut, stalled    the engine may be broken: elsewhere, and its health is told
+429, 503                                the engine is busy: elsewhere, and it is left alone as long as it asks
+5xx, an error first in a 200 stream     the engine is broken: elsewhere, and its health is told
+4xx                                     the client's mistake: nowhere else, and no word about the engine
+"""
+
+import asyncio
+import re
+from dataclasses import dataclass
+
+from gateway.client import Header
+from gateway.engines.answers import EngineError, Verdict, read_error, read_stream_error
+from gateway.exchange import Exchange
+from gateway.fleet import Lease
+from gateway.headers import headers_to_client
+from gateway.relay import Answer, AnswerKind
+from gateway.upstream import BrokenAnswer, ConnectFailed, StaleConnection, Stalled, Upstream, UpstreamError
+
+DRAINING = re.compile(rb"after shutdown")  # vLLM: "cannot schedule new futures after shutdown", health still 200
+
+
+@dataclass(slots=True)
+class Failure:
+    """Why a try did not serve."""
+
+    kind: str
+    """For metrics: connect, cut, stalled, busy, broken."""
+    error: UpstreamError | None = None
+    answer: EngineError | None = None
+    headers: tuple[Header, ...] = ()
+    """Of the engine's answer."""
+    may_retry: bool = True
+
+
+async def ask(upstream: Upstream, lease: Lease, exchange: Exchange, first_byte_s: float) -> Answer:
+    """Send to the leased endpoint, and wait until it is known what its answer is.
+
+    A kept connection that turns out to be stale is replaced by a fresh one, once: the engine never saw the request.
+    Whoever is cancelled here has lost its client: the engine's connection is closed at once.
+    """
+    loop = asyncio.get_running_loop()
+    connections = upstream.to(lease.endpoint.url)
+    pieces = exchange.pieces_for(lease.member)
+    now = loop.time()
+    give_up_at = min(now + first_byte_s, exchange.inference.deadline)
+    is_fresh = False
+    while True:
+        answer = Answer(exchange.route.shape, hides_usage=exchange.call.hides_usage, on_first_token=lease.first_token)
+        timer = loop.call_at(give_up_at, answer.expire, give_up_at - now)
+        try:
+            answer.connection = await connections.send(pieces, answer, is_fresh=is_fresh)
+            await answer.opened
+        except ConnectFailed as error:
+            answer.on_broken(error)
+        except BaseException:
+            answer.close()
+            raise
+        finally:
+            timer.cancel()
+        if is_fresh or not isinstance(answer.error, StaleConnection):
+            return answer
+        is_fresh = True
+
+
+def judge(answer: Answer, lease: Lease, *, is_past_deadline: bool) -> Failure:
+    """Say what a bad answer means, and let the endpoint's health know."""
+    if answer.error is not None:
+        is_stalled = isinstance(answer.error, Stalled)
+        if not (is_stalled and is_past_deadline):  # a client's own short deadline says nothing about the engine
+            lease.failed()
+        if isinstance(answer.error, ConnectFailed):
+            return Failure("connect", answer.error)
+        return Failure("stalled" if is_stalled else "cut", answer.error)
+    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in answer.head.headers}
+    payload = answer.failure
+    if answer.kind is AnswerKind.ERROR:
+        error = read_error(answer.head.status, headers, answer.held, truncated=answer.is_truncated)
+    elif payload is not None and payload.get("error"):
+        error = read_stream_error(payload)
+    else:
+        lease.failed()
+        return Failure("broken", BrokenAnswer("the engine aborted the request or cut its answer short"))
+    if error.verdict is Verdict.BROKEN:
+        lease.failed()
+        if DRAINING.search(error.body):
+            lease.drain()
+    else:
+        lease.served()
+    if error.verdict is Verdict.BUSY and error.retry_after_s:
+        lease.not_now(error.retry_after_s)
+    passed = headers_to_client(answer.head.headers, is_stream=False)
+    kept = (pair for pair in passed if pair[0].lower() != "content-type")
+    return Failure(
+        error.verdict.value,
+        answer=error,
+        headers=(*kept, ("content-type", error.content_type)),
+        may_retry=error.verdict in (Verdict.BUSY, Verdict.BROKEN),
+    )

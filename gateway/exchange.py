@@ -1,0 +1,73 @@
+"""One request, read from its client and ready to be sent to whichever engine."""
+
+import asyncio
+from dataclasses import dataclass
+
+from aiohttp import StreamReader
+from aiohttp.web_exceptions import HTTPException
+from aiohttp.web_protocol import RequestPayloadError
+from aiohttp.web_request import BaseRequest
+
+from gateway.engines.catalog import ADAPTERS
+from gateway.errors import BodyTimeout, InvalidBody, RequestTooLarge
+from gateway.fleet import Member
+from gateway.openai import Call
+from gateway.routes import Route
+from gateway.splice import Buffer
+from gateway.tenants import Tenant
+from policies.request import InferenceRequest
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request, ready to be sent to whichever engine."""
+
+    route: Route
+    method: str
+    target: str
+    """Path and query, as the client wrote them."""
+    header_lines: str
+    body: bytes | bytearray
+    call: Call
+    tenant: Tenant
+    inference: InferenceRequest
+
+    def pieces_for(self, member: Member) -> list[Buffer]:
+        """Give the bytes of the request as one engine gets it."""
+        takes_unknown = member.kind is None or ADAPTERS[member.kind].takes_unknown_fields
+        body = self.call.body_for_engine(self.body, takes_unknown_fields=takes_unknown)
+        length = 0
+        for piece in body:
+            length += len(piece)
+        head = (
+            f"{self.method} {member.path_prefix}{self.target} HTTP/1.1\r\n{member.header_lines}"
+            f"x-request-id: {self.inference.id}\r\ncontent-length: {length}\r\n{self.header_lines}\r\n"
+        )
+        return [head.encode("utf-8", "surrogateescape"), *body]
+
+
+async def read_body(request: BaseRequest, most: int, timeout_s: float) -> bytes | bytearray:
+    """Read the body of a request; what says that it is too long is refused before any of it is read.
+
+    Raises:
+        RequestTooLarge, BodyTimeout, InvalidBody: it is too long, does not come, or is not framed as it says.
+    """
+    said = request.headers.get("content-length")
+    if said is not None and said.isdecimal() and int(said) > most:
+        raise RequestTooLarge(f"the body has {said} bytes, the limit is {most}")
+    content: StreamReader = request.content
+    body: bytes | bytearray
+    try:
+        if content.is_eof():  # small bodies arrive with their head
+            body = content.read_nowait()
+        else:
+            body = bytearray()
+            while not content.at_eof() and len(body) <= most:
+                body += await asyncio.wait_for(content.readany(), timeout_s)
+    except TimeoutError as error:
+        raise BodyTimeout(f"the body did not arrive: nothing came for {timeout_s:g} s") from error
+    except (RequestPayloadError, HTTPException, ValueError) as error:
+        raise InvalidBody("the body is not framed or encoded as its headers say") from error
+    if len(body) > most:
+        raise RequestTooLarge(f"the body has more than {most} bytes, which is the limit")
+    return body
