@@ -1,6 +1,6 @@
 """Ask: what a client asks a simulated engine to generate, read from any of its dialects."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from loadtests import refusals
 from loadtests.tokens import Json, cut, from_ids
@@ -32,8 +32,8 @@ class Ask:
     """The answer, over and over: `sim.text`."""
     reasoning_tokens: int = 0
     """Leading tokens that are reasoning: `sim.reasoning_tokens`."""
-    texts: list[bytes] = field(default_factory=list)
-    """The prompts as text, where echo needs them."""
+    is_base64: bool = False
+    """How embeddings are to be coded."""
 
 
 def number(body: Body, name: str, least: int = 0) -> int | None:

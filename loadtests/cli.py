@@ -3,9 +3,11 @@
 import typer
 
 from loadtests.fleet import fleet
+from loadtests.load import drive
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(fleet)
+app.command()(drive)
 
 
 @app.callback()

@@ -76,7 +76,9 @@ class Reply:
         """Send the head, if this is a stream."""
         if self.wire.ask.is_stream:
             self.exchange.begin(200, SSE)
-            self._count(0)
+            if greeting := self.wire.greeting():
+                self.exchange.send(greeting)
+            self._count(greeting.count(b"\n\n"))
 
     # what the model says
 

@@ -12,12 +12,11 @@ incarnation on the same port: a cold cache, new counters, a new process_start_ti
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from random import Random
+from typing import TypeAlias
 
-import orjson
-
-from loadtests import answers, control, metricspage, refusals
+from loadtests import answers, control, messages, refusals
 from loadtests.ask import Ask, Body
 from loadtests.birth import births
 from loadtests.engine import EngineModel
@@ -28,10 +27,11 @@ from loadtests.pacer import Pacer
 from loadtests.profiles import PROFILES
 from loadtests.refusals import Refused
 from loadtests.reply import End, Reply
+from loadtests.routes import METHODS, ROUTES, Hits, template
 from loadtests.settings import Departure, Facts, Settings
-from loadtests.wire import ChatWire, CompletionWire, Wire
+from loadtests.wire import Choice, Wire
 
-Hits = dict[Kind, Fault]
+WireMaker: TypeAlias = Callable[[Ask, Sequence[Choice], str, bool, int], Wire]
 BACKLOG = 4096  # thousands of streams may be opened at once
 CORE_DEATH_S = 0.7  # from a dead core to refused connections, as seen
 
@@ -57,16 +57,6 @@ class SimulatedEngine:
         self._frozen: bytes | None = None
         self._is_draining = False
         self._is_dead = False
-        self._routes: dict[tuple[str, str], Callable[[Exchange, Hits], None]] = {
-            ("GET", "/health"): self._health,
-            ("GET", "/ping"): self._health,
-            ("GET", "/version"): lambda exchange, hits: answers.json(exchange, {"version": self.settings.version}),
-            ("GET", "/load"): lambda exchange, hits: answers.json(exchange, {"server_load": self.facts.live}),
-            ("GET", "/metrics"): self._metrics,
-            ("GET", "/v1/models"): self._models,
-            ("POST", "/v1/chat/completions"): lambda exchange, hits: self._generate(exchange, hits, ChatWire),
-            ("POST", "/v1/completions"): lambda exchange, hits: self._generate(exchange, hits, CompletionWire),
-        }
 
     @property
     def url(self) -> str:
@@ -164,7 +154,7 @@ class SimulatedEngine:
     def _spawn_kill(self) -> None:
         self.spawn(self.kill())
 
-    def spawn(self, work: "asyncio._CoroutineLike[None]") -> None:
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
         """Run something beside the requests; it is cancelled when the engine stops."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -176,7 +166,7 @@ class SimulatedEngine:
         """Let a fault hold from now on."""
         self.faults.add(fault)
         if fault.kind is Kind.FROZEN_METRICS:
-            self._frozen = self.page()
+            self._frozen = self.meters.page(self.model, self.facts.statuses)
         if fault.kind is Kind.NOT_READY and fault.seconds is not None:
             loop = asyncio.get_running_loop()
             loop.call_later(fault.seconds, self.faults.clear, Kind.NOT_READY)
@@ -245,62 +235,40 @@ class SimulatedEngine:
             try:
                 self._route(exchange, hits)
             except Refused as refused:
-                exchange.answer(refused.status, refused.body)
+                is_anthropic = exchange.path.startswith("/v1/messages")
+                exchange.answer(refused.status, messages.error_body(refused) if is_anthropic else refused.body)
 
     def _route(self, exchange: Exchange, hits: Hits) -> None:
         key = self.settings.api_key
         if key and exchange.path.startswith("/v1/") and exchange.header("authorization") != f"Bearer {key}":
             exchange.answer(401, b'{"error":"Unauthorized"}')
             return
-        route = self._routes.get((exchange.method, exchange.path))
-        if route is not None:
-            route(exchange, hits)
-        elif any(path == exchange.path for _, path in self._routes):
-            answers.json(exchange, {"detail": "Method Not Allowed"}, 405)
+        path = template(exchange.path)
+        if route := ROUTES.get((exchange.method, path)):
+            route(self, exchange, hits)
+        elif methods := METHODS.get(path):
+            allowed = [("allow", ", ".join(methods))]
+            exchange.answer(405, b'{"detail":"Method Not Allowed"}', headers=allowed)
         else:
             answers.json(exchange, {"detail": "Not Found"}, 404)
 
     def _left(self, path: str, phase: str, tokens: int) -> None:
         self.facts.departures.append(Departure(path, asyncio.get_running_loop().time(), phase, tokens))
 
-    # what all engines answer
-
-    def _health(self, exchange: Exchange, hits: Hits) -> None:
-        is_well = not (self._is_dead or self.faults.of(Kind.UNHEALTHY) or self.faults.of(Kind.NOT_READY))
-        exchange.answer(200 if is_well else 503, b"", None)
+    @property
+    def is_healthy(self) -> bool:
+        """What /health says."""
+        return not (self._is_dead or self.faults.of(Kind.UNHEALTHY) or self.faults.of(Kind.NOT_READY))
 
     def page(self) -> bytes:
-        """Render /metrics as it is now."""
+        """Render /metrics, as it is now or as it was when it froze."""
+        if self._frozen is not None and self.faults.of(Kind.FROZEN_METRICS):
+            return self._frozen
         return self.meters.page(self.model, self.facts.statuses)
-
-    def _metrics(self, exchange: Exchange, hits: Hits) -> None:
-        page = self._frozen if self.faults.of(Kind.FROZEN_METRICS) else None
-        exchange.answer(200, page or self.page(), metricspage.CONTENT_TYPE)
-
-    def _models(self, exchange: Exchange, hits: Hits) -> None:
-        created, length = int(self.meters.started_at), self.model.max_context_tokens
-        answers.json(exchange, answers.models(self.settings.models, created, length))
 
     # generation
 
-    def read(self, exchange: Exchange) -> Body:
-        """Parse a JSON body.
-
-        Raises:
-            Refused: It is none.
-        """
-        try:
-            body = orjson.loads(exchange.body)
-        except orjson.JSONDecodeError as exc:
-            raise refusals.bad_json(exchange.body, "Expecting value") from exc
-        if not isinstance(body, dict):
-            raise refusals.bad_type("", "model_attributes_type", "Input should be a valid dictionary", body)
-        return body
-
-    def _generate(self, exchange: Exchange, hits: Hits, dialect: type[ChatWire] | type[CompletionWire]) -> None:
-        self.launch(exchange, hits, dialect, dialect.read(self.read(exchange)))
-
-    def launch(self, exchange: Exchange, hits: Hits, dialect: type[Wire], ask: Ask) -> None:
+    def launch(self, exchange: Exchange, hits: Hits, dialect: WireMaker, ask: Ask) -> None:
         """Put the sequences of a request into the model.
 
         Raises:

@@ -54,14 +54,14 @@ class Wire:
             usage at all.
     """
 
-    prefix = "cmpl"
+    prefix = "cmpl-"
     media = "application/json"
     """Content type of an answer that is not streamed."""
 
     def __init__(self, ask: Ask, choices: Sequence[Choice], id: str, tells_cached: bool, usages: int = 1) -> None:
         self.ask = ask
         self.choices = choices
-        self.id = f"{self.prefix}-{id}"
+        self.id = self.prefix + id
         self.created = int(time.time())
         self.tells_cached = tells_cached
         self.usages = usages
@@ -117,6 +117,10 @@ class Wire:
         usage = orjson.dumps(self.usage(self.made, True))
         return (head + b'],"usage":' + usage + b',"system_fingerprint":"%b"}\n\n' % FINGERPRINT.encode()) * self.usages
 
+    def greeting(self) -> bytes:
+        """Render what a stream sends with its head, before any token."""
+        return b""
+
     def opening(self) -> bytes:
         """Render what a stream begins with, once the first token is ready."""
         raise NotImplementedError
@@ -145,7 +149,7 @@ class Wire:
 class ChatWire(Wire):
     """/v1/chat/completions."""
 
-    prefix = "chatcmpl"
+    prefix = "chatcmpl-"
 
     @staticmethod
     def read(body: Body) -> Ask:
