@@ -249,7 +249,7 @@ class EngineModel:
         self._first_s = factor * self.profile.step_s(self._decodes, self._context, prefill, attended)
         self._longer_s = factor * self.profile.d2 * self._decodes / 1e3
         self._leap = 1
-        if leap and self._decodes and not self._chunks:
+        if leap and self._decodes and not self._chunks and not self._events:
             while self._end_steps[0] not in self._ends:
                 heappop(self._end_steps)
             # Any 16 steps in a row take one block for each sequence.
