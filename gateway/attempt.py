@@ -10,11 +10,10 @@ import asyncio
 import re
 from dataclasses import dataclass
 
-from gateway.client import Header
 from gateway.engines.answers import EngineError, Verdict, read_error, read_stream_error
 from gateway.exchange import Exchange
 from gateway.fleet import Lease
-from gateway.headers import headers_to_client
+from gateway.headers import lines_of_error
 from gateway.relay import Answer, AnswerKind
 from gateway.upstream import BrokenAnswer, ConnectFailed, StaleConnection, Stalled, Upstream, UpstreamError
 
@@ -29,8 +28,8 @@ class Failure:
     """For metrics: connect, cut, stalled, busy, broken."""
     error: UpstreamError | None = None
     answer: EngineError | None = None
-    headers: tuple[Header, ...] = ()
-    """Of the engine's answer."""
+    lines: bytes = b""
+    """Header lines of the engine's answer."""
     may_retry: bool = True
 
 
@@ -90,11 +89,9 @@ def judge(answer: Answer, lease: Lease, *, is_past_deadline: bool) -> Failure:
         lease.served()
     if error.verdict is Verdict.BUSY and error.retry_after_s:
         lease.not_now(error.retry_after_s)
-    passed = headers_to_client(answer.head.headers, is_stream=False)
-    kept = (pair for pair in passed if pair[0].lower() != "content-type")
     return Failure(
         error.verdict.value,
         answer=error,
-        headers=(*kept, ("content-type", error.content_type)),
+        lines=lines_of_error(answer.head.headers, error.content_type),
         may_retry=error.verdict in (Verdict.BUSY, Verdict.BROKEN),
     )

@@ -9,7 +9,7 @@ An answer is written in one of two ways: whole (`reply`), or as `start`, `write`
 of a body that is not known beforehand is told by chunks, to HTTP/1.0 clients by the close of the connection.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -21,8 +21,6 @@ from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 
 from gateway.errors import GatewayError, HeadTooLarge, InternalError, MalformedRequest, render
-
-Header = tuple[str, str]
 
 
 class _Delivered(StreamResponse):
@@ -103,42 +101,44 @@ class ClientAnswer:
 
     def __init__(self, request: BaseRequest) -> None:
         connection = request.protocol
+        transport = request.transport
         assert isinstance(connection, ClientConnection)
-        assert request.transport is not None
+        assert transport is not None
         self._connection = connection
-        self._transport = request.transport
+        self._transport = transport
         self._keeps_alive = request.keep_alive
         self._is_chunked = request.version >= HttpVersion11
         self._is_head = request.method == "HEAD"
-        self._expects_continue = request.headers.get("expect", "").lower() == "100-continue"
+        self._expects_continue = request.headers.get("expect")
         self.is_started = False
         """Whether a byte was written: from then on there is no other status, and no second try."""
         self.status = 0
 
     def go_on(self) -> None:
         """Ask for the body, if the client waits to be asked."""
-        if self._expects_continue and self._is_chunked:
+        if self._expects_continue is not None and self._expects_continue.lower() == "100-continue":
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def reply(self, status: int, headers: Iterable[Header], body: bytes, *, closes: bool = False) -> StreamResponse:
-        """Write a whole answer."""
+    def reply(self, status: int, lines: bytes, body: bytes, *, closes: bool = False) -> StreamResponse:
+        """Write a whole answer; `lines` are its headers, each ending in CRLF."""
         self._keeps_alive = self._keeps_alive and not closes
-        head = self._head(status, headers, len(body))
+        head = self._head(status, lines, len(body))
         self._transport.write(head if self._is_head else head + body)
         return self._delivered()
 
-    def refuse(self, error: GatewayError, headers: Iterable[Header], *, closes: bool = False) -> StreamResponse:
+    def refuse(self, error: GatewayError, lines: bytes, *, closes: bool = False) -> StreamResponse:
         """Write a refusal."""
-        status, own, body = render(error)
-        return self.reply(status, [*own, *headers], body, closes=closes)
+        status, headers, body = render(error)
+        own = "".join(f"{name}: {value}\r\n" for name, value in headers).encode()
+        return self.reply(status, own + lines, body, closes=closes)
 
-    def start(self, status: int, headers: Iterable[Header], length: int | None, first: bytes) -> None:
+    def start(self, status: int, lines: bytes, length: int | None, first: bytes) -> None:
         """Write the head and the first bytes of a body, of `length` in all where that is known."""
         if length is not None:
             self._is_chunked = False
         elif not self._is_chunked:
             self._keeps_alive = False
-        head = self._head(status, headers, length)
+        head = self._head(status, lines, length)
         if self._is_chunked and first:
             self._transport.write(b"%b%x\r\n%b\r\n" % (head, len(first), first))
         else:
@@ -160,36 +160,31 @@ class ClientAnswer:
     def sever(self) -> StreamResponse:
         """Break off: close without the end of the body, which every HTTP client takes for an error."""
         self._keeps_alive = False
-        self._transport.abort() if self._is_length_hidden else self._transport.close()
+        if self._is_chunked:
+            self._transport.close()  # without the last chunk
+        else:
+            self._transport.abort()  # only the close says where the body ends: a clean one would look like the end
         return self._delivered()
 
     def on_writable(self, callback: Callable[[], None] | None) -> None:
         """Let `callback` be told when the client has caught up."""
         self._connection.on_writable = callback
 
-    @property
-    def _is_length_hidden(self) -> bool:
-        """Whether only the close says where the body ends, so that a clean close would look like the end."""
-        return not self._is_chunked
-
-    def _head(self, status: int, headers: Iterable[Header], length: int | None) -> bytes:
+    def _head(self, status: int, lines: bytes, length: int | None) -> bytes:
         self.is_started = True
         self.status = status
-        lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}"]
-        lines += [f"{name}: {value}" for name, value in headers]
+        first = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status
         if length is not None:
-            lines.append(f"content-length: {length}")
-        elif self._is_chunked:
-            lines.append("transfer-encoding: chunked")
-        if not self._keeps_alive:
-            lines.append("connection: close")
-        lines.append("\r\n")
-        return "\r\n".join(lines).encode("utf-8", "surrogateescape")
+            framing = b"content-length: %d\r\n" % length
+        else:
+            framing = b"transfer-encoding: chunked\r\n" if self._is_chunked else b""
+        close = b"" if self._keeps_alive else b"connection: close\r\n"
+        return b"%b%b%b%b\r\n" % (first, lines, framing, close)
 
     def _delivered(self) -> StreamResponse:
         return DELIVERED if self._keeps_alive else DELIVERED_AND_CLOSE
 
 
-_REASONS = {status.value: status.phrase for status in HTTPStatus}
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 DELIVERED = _Delivered(keeps_alive=True)
 DELIVERED_AND_CLOSE = _Delivered(keeps_alive=False)

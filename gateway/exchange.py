@@ -26,7 +26,7 @@ class Exchange:
     method: str
     target: str
     """Path and query, as the client wrote them."""
-    header_lines: str
+    header_lines: bytes
     body: bytes | bytearray
     call: Call
     tenant: Tenant
@@ -39,11 +39,14 @@ class Exchange:
         length = 0
         for piece in body:
             length += len(piece)
-        head = (
-            f"{self.method} {member.path_prefix}{self.target} HTTP/1.1\r\n{member.header_lines}"
-            f"x-request-id: {self.inference.id}\r\ncontent-length: {length}\r\n{self.header_lines}\r\n"
+        first = f"{self.method} {member.path_prefix}{self.target} HTTP/1.1\r\n{member.header_lines}".encode()
+        head = b"%bx-request-id: %b\r\ncontent-length: %d\r\n%b\r\n" % (
+            first,
+            self.inference.id.encode(),
+            length,
+            self.header_lines,
         )
-        return [head.encode("utf-8", "surrogateescape"), *body]
+        return [head, *body]
 
 
 async def read_body(request: BaseRequest, most: int, timeout_s: float) -> bytes | bytearray:

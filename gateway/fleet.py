@@ -18,7 +18,7 @@ from gateway.errors import GatewayError, ModelNotFound, Overloaded
 from policies import books
 from policies.endpoint import Endpoint, Pool
 from policies.policy import Choice, Policy, Reason
-from policies.pools import candidates, earliest_s, pools_serving
+from policies.pools import candidates, earliest_s, is_served_by
 from policies.request import InferenceRequest
 
 UNKNOWN_WAIT_S = 1.0  # about one health interval: when something may be up again
@@ -193,9 +193,8 @@ class Fleet:
             ModelNotFound: no engine serves it, and all have told what they serve.
             Overloaded: it is not known yet: an engine has never answered.
         """
-        serving = pools_serving(model, [pool.pool for pool in self.pools])
         for pool in self.pools:
-            if serving and pool.pool is serving[0]:
+            if is_served_by(pool.pool, model):
                 return pool
         if any(not member.endpoint.models for member in self.members()):
             raise Overloaded(

@@ -2,70 +2,88 @@
 
 To an engine: everything but credentials (they are the gateway's business; the engine gets a key of its own), hop-by-hop
 headers, what frames the body, and what would let a tenant steer an engine past the gateway. To a client: everything but
-hop-by-hop headers and framing. Header lines are built once a request and shared by all its tries.
+hop-by-hop headers and framing. Headers pass as the bytes in which they came. Names repeat from request to request, so
+the verdict on a spelling is remembered.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+
+RawHeaders = Iterable[tuple[bytes, bytes]]
 
 HOP_BY_HOP = frozenset(
-    [
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    ]
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
 )
-CREDENTIALS = frozenset(("authorization", "x-api-key", "api-key", "cookie"))
-STEERING = frozenset(("x-data-parallel-rank", "x-vllm-priority", "x-smg-routing-key", "x-session-id"))
-_NOT_TO_ENGINE = HOP_BY_HOP | CREDENTIALS | STEERING
-_NOT_TO_ENGINE |= {"host", "accept-encoding", "content-length", "content-encoding", "expect", "x-request-id"}
-_NOT_TO_ENGINE_PREFIXES = ("x-override-", "x-kvlane-", "x-ratelimit-")
-_NOT_TO_CLIENT = frozenset(name.encode() for name in HOP_BY_HOP) | {
-    b"content-length",
-    b"content-encoding",
-    b"x-request-id",
-    b"set-cookie",
-}
+CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"api-key", b"cookie"))
+STEERING = frozenset((b"x-data-parallel-rank", b"x-vllm-priority", b"x-smg-routing-key", b"x-session-id"))
+REWRITTEN = frozenset((b"host", b"accept-encoding", b"content-length", b"content-encoding", b"expect", b"x-request-id"))
+_NOT_TO_ENGINE = HOP_BY_HOP | CREDENTIALS | STEERING | REWRITTEN
+_NOT_TO_ENGINE_PREFIXES = (b"x-override-", b"x-kvlane-", b"x-ratelimit-")
+_NOT_TO_CLIENT = HOP_BY_HOP | {b"content-length", b"content-encoding", b"x-request-id", b"set-cookie"}
+_NOT_TO_CLIENT_PREFIXES = (b"x-kvlane-",)
+_SET_FOR_STREAMS = frozenset((b"content-type", b"cache-control", b"x-accel-buffering"))
+EVENT_STREAM_LINES = (
+    b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
+)
+MAX_SPELLINGS = 1000  # remembered; beyond that, names are judged anew each time
 _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-EVENT_STREAM_HEADERS = (
-    ("content-type", "text/event-stream; charset=utf-8"),
-    ("cache-control", "no-cache"),
-    ("x-accel-buffering", "no"),
-)
-_SET_FOR_STREAMS = frozenset(name.encode() for name, _ in EVENT_STREAM_HEADERS)
 
 
-def lines_to_engine(headers: Iterable[tuple[str, str]], connection: str) -> str:
+class _Passage:
+    """Remembers which header names pass in one direction."""
+
+    def __init__(self, is_open: Callable[[bytes], bool]) -> None:
+        self._is_open = is_open
+        self._known: dict[bytes, bool] = {}
+
+    def lines(self, headers: RawHeaders) -> bytes:
+        """Give the lines that pass."""
+        known = self._known
+        passed = []
+        for name, value in headers:
+            is_open = known.get(name)
+            if is_open is None:
+                is_open = self._is_open(name.lower())
+                if len(known) < MAX_SPELLINGS:
+                    known[name] = is_open
+            if is_open:
+                passed.append(b"%b: %b\r\n" % (name, value))
+        return b"".join(passed)
+
+
+_TO_ENGINE = _Passage(lambda name: name not in _NOT_TO_ENGINE and not name.startswith(_NOT_TO_ENGINE_PREFIXES))
+_TO_CLIENT = _Passage(lambda name: name not in _NOT_TO_CLIENT and not name.startswith(_NOT_TO_CLIENT_PREFIXES))
+
+
+def lines_to_engine(headers: RawHeaders, connection: str | None) -> bytes:
     """Give the header lines of a client that an engine may see; `connection` names more that are hop-by-hop."""
-    named = {name.strip().lower() for name in connection.split(",")} if connection else frozenset()
-    lines = []
-    for name, value in headers:
-        lowered = name.lower()
-        if lowered in _NOT_TO_ENGINE or lowered in named or lowered.startswith(_NOT_TO_ENGINE_PREFIXES):
-            continue
-        lines.append(f"{name}: {value}\r\n")
-    return "".join(lines)
+    if connection is not None:
+        named = {name.strip().lower().encode() for name in connection.split(",")}
+        headers = [pair for pair in headers if pair[0].lower() not in named]
+    return _TO_ENGINE.lines(headers)
 
 
-def headers_to_client(headers: Iterable[tuple[bytes, bytes]], *, is_stream: bool) -> list[tuple[str, str]]:
-    """Give the headers of an engine's answer that its client may see."""
-    passed = []
-    for name, value in headers:
-        lowered = name.lower()
-        if lowered in _NOT_TO_CLIENT or lowered.startswith(b"x-kvlane-"):
-            continue
-        if is_stream and lowered in _SET_FOR_STREAMS:
-            continue
-        passed.append((name.decode("latin-1"), value.decode("utf-8", "surrogateescape")))
-    if is_stream:
-        passed += EVENT_STREAM_HEADERS
-    return passed
+def lines_to_client(headers: RawHeaders, *, is_stream: bool) -> bytes:
+    """Give the header lines of an engine's answer that its client may see."""
+    if not is_stream:
+        return _TO_CLIENT.lines(headers)
+    return _TO_CLIENT.lines(pair for pair in headers if pair[0].lower() not in _SET_FOR_STREAMS) + EVENT_STREAM_LINES
+
+
+def lines_of_error(headers: RawHeaders, content_type: str) -> bytes:
+    """Give the header lines of an engine's error, whose body may have been put into another shape."""
+    kept = [pair for pair in headers if pair[0].lower() != b"content-type"]
+    return _TO_CLIENT.lines(kept) + b"content-type: %b\r\n" % content_type.encode("latin-1", "replace")
 
 
 def bearer_key(headers: Mapping[str, str]) -> str | None:

@@ -10,13 +10,14 @@ client makes up becomes `other`.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
-from policies.record import RequestRecord
+from policies.record import Outcome, RequestRecord
 
 MAX_SERIES = 2000  # per instrument: beyond it everything new is counted as `other`
 TTFT_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 40, 80, 160)
@@ -27,65 +28,81 @@ OVERHEAD_BUCKETS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.0
 Labels = tuple[str, ...]
 
 
+Cell = list[float]
+
+
 class Counter:
-    """A sum by labels."""
+    """A sum by labels, each kept in a cell of its own that the hot path can hold on to."""
 
     def __init__(self, name: str, documentation: str, labels: Labels) -> None:
         self.name = name
         self.documentation = documentation
         self.labels = labels
-        self.values: dict[Labels, float] = {}
+        self.cells: dict[Labels, Cell] = {}
+
+    def cell(self, labels: Labels) -> Cell:
+        """Give the one-number list that holds the sum for these label values."""
+        cell = self.cells.get(labels)
+        if cell is None:
+            if len(self.cells) >= MAX_SERIES:
+                labels = ("other",) * len(self.labels)
+            cell = self.cells.setdefault(labels, [0.0])
+        return cell
 
     def add(self, labels: Labels, amount: float = 1) -> None:
         """Add to the series with these label values."""
-        values = self.values
-        if labels in values:
-            values[labels] += amount
-        else:
-            if len(values) >= MAX_SERIES:
-                labels = ("other",) * len(self.labels)
-            values[labels] = values.get(labels, 0) + amount
+        self.cell(labels)[0] += amount
 
     def collect(self) -> Metric:
         """Give the series as prometheus_client renders them."""
         family = CounterMetricFamily(self.name.removesuffix("_total"), self.documentation, labels=self.labels)
-        for labels, value in self.values.items():
-            family.add_metric(labels, value)
+        for labels, cell in self.cells.items():
+            family.add_metric(labels, cell[0])
         return family
+
+
+class Distribution:
+    """The values of one series: how many in each bucket, and their sum."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
 
 
 class Histogram:
     """A distribution by labels."""
 
-    def __init__(self, name: str, documentation: str, labels: Labels, buckets: tuple[float, ...]) -> None:
+    def __init__(self, name: str, documentation: str, labels: Labels, bounds: tuple[float, ...]) -> None:
         self.name = name
         self.documentation = documentation
         self.labels = labels
-        self._buckets = buckets
-        self._names = [*(str(float(bound)) for bound in buckets), "+Inf"]
-        self.series: dict[Labels, list[float]] = {}
-        """By labels: a count per bucket, and last the sum."""
+        self._bounds = bounds
+        self._names = [*(str(float(bound)) for bound in bounds), "+Inf"]
+        self.series: dict[Labels, Distribution] = {}
 
-    def observe(self, labels: Labels, value: float) -> None:
-        """Count one value."""
-        counts = self.series.get(labels)
-        if counts is None:
+    def distribution(self, labels: Labels) -> Distribution:
+        """Give the series with these label values."""
+        found = self.series.get(labels)
+        if found is None:
             if len(self.series) >= MAX_SERIES:
                 labels = ("other",) * len(self.labels)
-            counts = self.series.setdefault(labels, [0.0] * (len(self._buckets) + 2))
-        counts[bisect_left(self._buckets, value)] += 1
-        counts[-1] += value
+            found = self.series.setdefault(labels, Distribution(self._bounds))
+        return found
 
     def collect(self) -> Metric:
         """Give the series as prometheus_client renders them."""
         family = HistogramMetricFamily(self.name, self.documentation, labels=self.labels)
-        for labels, counts in self.series.items():
-            total = 0.0
-            buckets: list[tuple[str, float]] = []
-            for name, count in zip(self._names, counts[:-1], strict=True):
-                total += count
-                buckets.append((name, total))
-            family.add_metric(labels, buckets, counts[-1])
+        for labels, values in self.series.items():
+            buckets = list(zip(self._names, map(float, accumulate(values.counts)), strict=True))
+            family.add_metric(labels, buckets, values.sum)
         return family
 
 
@@ -113,6 +130,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._instruments: list[Counter | Histogram | Gauge] = []
+        self._requesters: dict[tuple[str, str], _Requester] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -156,7 +174,7 @@ class Metrics:
     def _counter(self, name: str, documentation: str, labels: Labels) -> Counter:
         counter = Counter(name, documentation, labels)
         if not labels:
-            counter.values[()] = 0.0
+            counter.cell(())
         self._instruments.append(counter)
         return counter
 
@@ -177,25 +195,12 @@ class Metrics:
 
     def observe(self, record: RequestRecord) -> None:
         """Count one finished request. `record.model` is empty, or one that the fleet knows."""
-        model = (record.model or "none",)
-        whose = (*model, record.tenant)
-        self.requests.add((*whose, record.outcome.value, str(record.status)))
-        if record.code is not None:
-            self.refusals.add((record.code,))
-        if not record.tries:
-            return
-        self.e2e.observe(model, record.e2e_s)
-        self.dispatch.observe((), record.queue_s)
-        if record.ttft_s is not None:
-            self.ttft.observe(model, record.ttft_s)
-        if record.tpot_s is not None:
-            self.tpot.observe(model, record.tpot_s)
-        if record.status == 200:
-            self.prompt_tokens.add(whose, record.prompt_tokens)
-            if record.output_tokens is not None:
-                self.output_tokens.add(whose, record.output_tokens)
-            if record.cached_tokens is not None:
-                self.cached_tokens.add(("reported", *whose), record.cached_tokens)
+        whose = self._requesters.get((record.model, record.tenant))
+        if whose is None:
+            whose = _Requester(self, record.model or "none", record.tenant)
+            if len(self._requesters) < MAX_SERIES:
+                self._requesters[(record.model, record.tenant)] = whose
+        whose.ended(record)
 
     def collect(self) -> Iterator[Metric]:
         """Give all series; prometheus_client calls it at each scrape."""
@@ -210,3 +215,61 @@ class Metrics:
         """
         encoder, content_type = choose_encoder(accept)
         return content_type, encoder(self._registry)
+
+
+class _Requester:
+    """The series of one model and tenant, looked up once."""
+
+    __slots__ = (
+        "_cached",
+        "_dispatch",
+        "_e2e",
+        "_metrics",
+        "_model",
+        "_output",
+        "_prompt",
+        "_requests",
+        "_tenant",
+        "_tpot",
+        "_ttft",
+    )
+
+    def __init__(self, metrics: Metrics, model: str, tenant: str) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._tenant = tenant
+        self._requests: dict[tuple[Outcome, int], Cell] = {}
+        self._prompt = metrics.prompt_tokens.cell((model, tenant))
+        self._output = metrics.output_tokens.cell((model, tenant))
+        self._cached: Cell | None = None
+        self._ttft = metrics.ttft.distribution((model,))
+        self._tpot = metrics.tpot.distribution((model,))
+        self._e2e = metrics.e2e.distribution((model,))
+        self._dispatch = metrics.dispatch.distribution(())
+
+    def ended(self, record: RequestRecord) -> None:
+        """Count one request."""
+        how = (record.outcome, record.status)
+        cell = self._requests.get(how)
+        if cell is None:
+            labels = (self._model, self._tenant, record.outcome.value, str(record.status))
+            cell = self._requests[how] = self._metrics.requests.cell(labels)
+        cell[0] += 1
+        if record.code is not None:
+            self._metrics.refusals.add((record.code,))
+        if not record.tries:
+            return
+        self._e2e.observe(record.e2e_s)
+        self._dispatch.observe(record.queue_s)
+        if record.ttft_s is not None:
+            self._ttft.observe(record.ttft_s)
+        if record.tpot_s is not None:
+            self._tpot.observe(record.tpot_s)
+        if record.status == 200:
+            self._prompt[0] += record.prompt_tokens
+            if record.output_tokens is not None:
+                self._output[0] += record.output_tokens
+            if record.cached_tokens is not None:
+                if self._cached is None:  # a series of zeros would say that nothing is cached where nothing is told
+                    self._cached = self._metrics.cached_tokens.cell(("reported", self._model, self._tenant))
+                self._cached[0] += record.cached_tokens

@@ -26,7 +26,7 @@ _BOUNDARY = re.compile(r'boundary="?([^";,]{1,200})"?', re.IGNORECASE)
 _FORM_NAME = re.compile(rb'content-disposition:[^\r\n]*[; ]name="?([^";\r\n]+)"?', re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """What one request asks for."""
 

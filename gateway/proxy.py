@@ -24,12 +24,12 @@ from aiohttp.web_request import BaseRequest
 
 from gateway import openai
 from gateway.attempt import Failure, ask, judge
-from gateway.client import ClientAnswer, Header
+from gateway.client import ClientAnswer
 from gateway.config import Listen, Retries, Timeouts
 from gateway.errors import GatewayError, InternalError, MethodNotAllowed, NotFound, Overloaded
 from gateway.exchange import Exchange, read_body
 from gateway.fleet import Fleet, FleetPool, Lease, Member
-from gateway.headers import bearer_key, client_deadline_s, headers_to_client, lines_to_engine, sane_request_id
+from gateway.headers import bearer_key, client_deadline_s, lines_to_client, lines_to_engine, sane_request_id
 from gateway.homes import Homes
 from gateway.metrics import Metrics
 from gateway.models import ModelList
@@ -46,7 +46,7 @@ from policies.retries import RetryBudget
 
 log = logging.getLogger(__name__)
 
-JSON = ("content-type", "application/json")
+JSON = b"content-type: application/json\r\n"
 STORED_ROUTE = Route("/v1/responses/{id}", Shape.RESPONSES)
 OUTCOMES = {429: Outcome.REFUSED, 503: Outcome.REFUSED, 499: Outcome.DISCONNECTED}
 """By status; other 4xx are the client's, other 5xx are failures."""
@@ -107,7 +107,7 @@ class Proxy:
             return await self._serve(request, path, client, trace)
         except GatewayError as error:
             trace.code = error.code
-            return client.refuse(error, [("x-request-id", trace.id)], closes=error.status in (408, 413))
+            return client.refuse(error, id_line(trace), closes=error.status in (408, 413))
         except asyncio.CancelledError:
             trace.outcome = Outcome.DISCONNECTED
             client.status = 499
@@ -118,7 +118,7 @@ class Proxy:
                 return client.sever()
             trace.code = InternalError.code
             fault = InternalError("the gateway failed on this request; its log says why")
-            return client.refuse(fault, [("x-request-id", trace.id)])
+            return client.refuse(fault, id_line(trace))
         finally:
             self.active -= 1
             if not self.active:
@@ -138,7 +138,7 @@ class Proxy:
         if is_models:
             check_method(request.method, ("GET", "HEAD"))
             trace.outcome = Outcome.OK
-            return client.reply(200, [JSON, ("x-request-id", trace.id)], self._models.answer(path, tenant))
+            return client.reply(200, JSON + id_line(trace), self._models.answer(path, tenant))
         check_method(request.method, ("POST",) if stored is None else STORED_RESPONSE_METHODS[stored["rest"]])
         client.go_on()
         body: bytes | bytearray = await read_body(request, self._listen.max_body_bytes, self._listen.body_timeout_s)
@@ -217,14 +217,13 @@ class Proxy:
         """Hand a good answer over."""
         lease.served()
         is_stream = answer.kind is AnswerKind.EVENTS
-        headers = headers_to_client(answer.head.headers, is_stream=is_stream)
-        headers.append(("x-request-id", trace.id))
+        lines = lines_to_client(answer.head.headers, is_stream=is_stream) + id_line(trace)
         if exchange.tenant.kvlane_headers:
-            headers += self._kvlane_headers(trace)
+            lines += kvlane_lines(trace)
         trace.is_stream = is_stream
         exchange.body = b""  # a long stream must not keep a long prompt in memory
         try:
-            answer.deliver(client, headers, self._timeouts.idle_s)
+            answer.deliver(client, lines, self._timeouts.idle_s)
             response = await answer.relayed()
         finally:
             trace.usage = answer.usage
@@ -247,8 +246,7 @@ class Proxy:
         if failure.answer is None:
             assert failure.error is not None
             raise failure_of(failure.error)
-        headers = [*failure.headers, ("x-request-id", trace.id)]
-        return client.reply(failure.answer.status, headers, failure.answer.body)
+        return client.reply(failure.answer.status, failure.lines + id_line(trace), failure.answer.body)
 
     # Stored responses.
 
@@ -279,7 +277,7 @@ class Proxy:
                 STORED_ROUTE,
                 "GET",
                 f"/v1/responses/{response_id}",
-                "",
+                b"",
                 b"",
                 Call(""),
                 exchange.tenant,
@@ -321,32 +319,17 @@ class Proxy:
             output_tokens=call.output_tokens,
             deadline=trace.arrived_at + allowed_s,
         )
-        lines = lines_to_engine(headers.items(), headers.get("connection", ""))
+        lines = lines_to_engine(request.raw_headers, headers.get("connection"))
         return Exchange(route, request.method, request.raw_path, lines, body, call, tenant, inference)
-
-    def _kvlane_headers(self, trace: Trace) -> list[Header]:
-        choice = trace.choice
-        assert choice is not None
-        assert trace.dispatched_at is not None
-        headers = [
-            ("x-kvlane-endpoint", choice.endpoint.name),
-            ("x-kvlane-pool", trace.pool or ""),
-            ("x-kvlane-reason", choice.reason.value),
-            ("x-kvlane-queue-ms", str(int((trace.dispatched_at - trace.arrived_at) * 1000))),
-            ("x-kvlane-prompt-tokens", str(trace.prompt_tokens)),
-        ]
-        if choice.cached_tokens is not None:
-            headers.append(("x-kvlane-cached-tokens", str(choice.cached_tokens)))
-        return headers
 
     def _tell_health(self, client: ClientAnswer, path: str) -> StreamResponse:
         if path == "/healthz":
-            return client.reply(200, [JSON], b'{"status":"ok"}')
+            return client.reply(200, JSON, b'{"status":"ok"}')
         if self._is_draining():
-            return client.reply(503, [JSON], b'{"status":"draining"}')
+            return client.reply(503, JSON, b'{"status":"draining"}')
         if not self._fleet.is_serving():
-            return client.reply(503, [JSON], b'{"status":"no endpoint is ready"}')
-        return client.reply(200, [JSON], b'{"status":"ready"}')
+            return client.reply(503, JSON, b'{"status":"no endpoint is ready"}')
+        return client.reply(200, JSON, b'{"status":"ready"}')
 
     def _settle(self, trace: Trace, client: ClientAnswer) -> None:
         trace.status = client.status
@@ -354,6 +337,27 @@ class Proxy:
             fallback = Outcome.CLIENT_ERROR if client.status < 500 else Outcome.FAILED
             trace.outcome = OUTCOMES.get(client.status, fallback)
         self._on_record(trace.finish(self._clock()))
+
+
+def id_line(trace: Trace) -> bytes:
+    """Give the header that names the request."""
+    return b"x-request-id: %b\r\n" % trace.id.encode()
+
+
+def kvlane_lines(trace: Trace) -> bytes:
+    """Give the headers that say where a request went and why."""
+    choice = trace.choice
+    assert choice is not None
+    assert trace.dispatched_at is not None
+    queue_ms = int((trace.dispatched_at - trace.arrived_at) * 1000)
+    lines = (
+        f"x-kvlane-endpoint: {choice.endpoint.name}\r\nx-kvlane-pool: {trace.pool or ''}\r\n"
+        f"x-kvlane-reason: {choice.reason.value}\r\nx-kvlane-queue-ms: {queue_ms}\r\n"
+        f"x-kvlane-prompt-tokens: {trace.prompt_tokens}\r\n"
+    )
+    if choice.cached_tokens is not None:
+        lines += f"x-kvlane-cached-tokens: {choice.cached_tokens}\r\n"
+    return lines.encode()
 
 
 def check_method(method: str, allowed: tuple[str, ...]) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 import orjson
 from aiohttp.web import StreamResponse
 
-from gateway.client import ClientAnswer, Header
+from gateway.client import ClientAnswer
 from gateway.errors import GatewayError, UpstreamFailed, UpstreamTimeout, stream_event
 from gateway.routes import Shape
 from gateway.sse import EventReader
@@ -89,18 +89,16 @@ class Answer:
     def on_head(self, head: AnswerHead) -> None:
         """Learn what kind of answer it is."""
         self.head = head
-        content_type = (head.get(b"content-type") or b"").lower()
         if head.status >= 400:
             self.kind = AnswerKind.ERROR
-        elif content_type.startswith(b"text/event-stream"):
+        elif head.content_type.startswith(b"text/event-stream"):
             self.kind = AnswerKind.EVENTS
             self._events = EventReader(self._shape, hides_usage=self._hides_usage)
-        elif b"json" in content_type:
+        elif b"json" in head.content_type:
             self.kind = AnswerKind.JSON
-        encoding = (head.get(b"content-encoding") or b"identity").lower()
-        if encoding in (b"gzip", b"x-gzip", b"deflate"):
+        if head.content_encoding in (b"gzip", b"x-gzip", b"deflate"):
             # Not asked for, since accept-encoding is not passed on; some proxy before an engine does it all the same.
-            self._decoder = zlib.decompressobj(wbits=47 if b"gzip" in encoding else 15)
+            self._decoder = zlib.decompressobj(wbits=47 if b"gzip" in head.content_encoding else 15)
 
     def on_body(self, data: bytes) -> None:
         """Hold, or relay."""
@@ -189,7 +187,7 @@ class Answer:
             return self._events.response_id
         return self._response_id
 
-    def deliver(self, client: ClientAnswer, headers: list[Header], idle_s: float) -> None:
+    def deliver(self, client: ClientAnswer, lines: bytes, idle_s: float) -> None:
         """Commit: give the client the head and what was held; from here on bytes go through."""
         self._client = client
         self._idle_s = idle_s
@@ -201,7 +199,7 @@ class Answer:
         length = None
         if self._events is None:
             length = len(held) if self.is_whole else None if self._decoder else self.head.content_length
-        client.start(self.head.status, headers, length, held)
+        client.start(self.head.status, lines, length, held)
         self._note_first_token()
         if self._events is not None and self._events.is_done and self._events.ends_at_done:
             self._finish()

@@ -27,8 +27,9 @@ def estimate_prompt_tokens(document: dict[str, Any]) -> int:
     """Estimate the prompt tokens of a parsed body, by what engines would put into the prompt."""
     text_bytes = ids = 0
     for name in _TEXT_FIELDS:
-        if name in document:
-            more_bytes, more_ids = _measure(document[name], 0)
+        value = document.get(name)
+        if value:
+            more_bytes, more_ids = _measure(value, 0)
             text_bytes += more_bytes
             ids += more_ids
     return ids + -(-text_bytes // BYTES_PER_TOKEN)
@@ -37,9 +38,9 @@ def estimate_prompt_tokens(document: dict[str, Any]) -> int:
 def _measure(value: Any, depth: int) -> tuple[int, int]:
     """Give the bytes of text and the number of token ids within a value."""
     if isinstance(value, str):
-        return (len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))), 0
+        return _bytes_of(value), 0
     if isinstance(value, list):
-        if value and isinstance(value[0], int):
+        if type(value[0]) is int:
             return 0, len(value)
         parts = value
     elif isinstance(value, dict):
@@ -51,7 +52,14 @@ def _measure(value: Any, depth: int) -> tuple[int, int]:
     text_bytes = ids = 0
     if depth < MAX_DEPTH:
         for part in parts:
-            more_bytes, more_ids = _measure(part, depth + 1)
-            text_bytes += more_bytes
-            ids += more_ids
+            if type(part) is str:
+                text_bytes += _bytes_of(part)
+            elif part:
+                more_bytes, more_ids = _measure(part, depth + 1)
+                text_bytes += more_bytes
+                ids += more_ids
     return text_bytes, ids
+
+
+def _bytes_of(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

@@ -62,15 +62,11 @@ class AnswerHead:
     reason: bytes = b""
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     """Names as the engine spelt them."""
-    is_chunked: bool = False
+    content_type: bytes = b""
+    content_encoding: bytes = b""
     content_length: int | None = None
-
-    def get(self, name: bytes) -> bytes | None:
-        """Give the first value of a header; `name` in lower case."""
-        for key, value in self.headers:
-            if key.lower() == name:
-                return value
-        return None
+    is_chunked: bool = False
+    keep_alive: bytes = b""
 
 
 class Receiver(Protocol):
@@ -219,11 +215,17 @@ class Connection(asyncio.Protocol):
             raise httptools.HttpParserError(f"head of more than {MAX_HEAD_BYTES} bytes")
         head = self._head
         head.headers.append((name, value))
-        lowered = name.lower()
-        if lowered == b"content-length":
-            head.content_length = int(value)
-        elif lowered == b"transfer-encoding":
-            head.is_chunked = b"chunked" in value.lower()
+        match name.lower():
+            case b"content-type":
+                head.content_type = value.lower()
+            case b"content-length":
+                head.content_length = int(value)
+            case b"transfer-encoding":
+                head.is_chunked = b"chunked" in value.lower()
+            case b"content-encoding":
+                head.content_encoding = value.lower()
+            case b"keep-alive":
+                head.keep_alive = value.lower()
 
     def on_headers_complete(self) -> None:
         """Hand over the head, unless it only says to wait for another (1xx)."""
@@ -337,9 +339,8 @@ class EngineConnections:
     def take_back(self, connection: Connection, head: AnswerHead) -> None:
         """Keep a connection for the next request; for less long where the engine says so (`Keep-Alive: timeout=`)."""
         keep_s = self._idle_s
-        said = head.get(b"keep-alive")
-        if said is not None and (timeout := _keep_alive_timeout(said)) is not None:
-            keep_s = min(keep_s, timeout / 2)
+        if head.keep_alive and (timeout_s := _keep_alive_timeout_s(head.keep_alive)) is not None:
+            keep_s = min(keep_s, timeout_s / 2)
         if len(self._idle) >= self._max_idle or keep_s <= 0:
             connection.abort()
             return
@@ -411,8 +412,8 @@ class Upstream:
             self.forget(url)
 
 
-def _keep_alive_timeout(value: bytes) -> float | None:
-    for part in value.lower().split(b","):
+def _keep_alive_timeout_s(value: bytes) -> float | None:
+    for part in value.split(b","):
         name, _, number = part.strip().partition(b"=")
         if name == b"timeout" and number.isdigit():
             return float(number)

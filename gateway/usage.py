@@ -12,10 +12,10 @@ from typing import Any
 import orjson
 
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
-_BRACES = re.compile(rb"[{}]")
+_OBJECT = re.compile(rb"\{(?:[^{}]|\{[^{}]*+\})*+\}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Usage:
     """Token counts of one request, as the engine reports them."""
 
@@ -34,8 +34,18 @@ class Usage:
 
 def read_usage(data: bytes, *, is_first: bool = False) -> Usage | None:
     """Read the last usage object (the first, where asked) in a piece of an answer."""
-    places = [match.end() - 1 for match in _USAGE.finditer(data)]
-    for place in places if is_first else reversed(places):
+    if is_first:
+        places = [match.end() - 1 for match in _USAGE.finditer(data)]
+    else:
+        end = data.rfind(b'"usage"')
+        if end < 0:
+            return None
+        match = _USAGE.match(data, end)
+        usage = _usage_at(data, match.end() - 1) if match is not None else None
+        if usage is not None:
+            return usage
+        places = [match.end() - 1 for match in _USAGE.finditer(data, 0, end)][::-1]
+    for place in places:
         usage = _usage_at(data, place)
         if usage is not None:
             return usage
@@ -43,41 +53,35 @@ def read_usage(data: bytes, *, is_first: bool = False) -> Usage | None:
 
 
 def _usage_at(data: bytes, start: int) -> Usage | None:
-    depth = 0
-    for brace in _BRACES.finditer(data, start, start + 4096):
-        depth += 1 if data[brace.start()] == 0x7B else -1
-        if not depth:
-            try:
-                return usage_of(orjson.loads(data[start : brace.end()]))
-            except orjson.JSONDecodeError:
-                return None
-    return None
+    """Read the object whose brace is at `start`: it holds numbers and at most flat objects of numbers."""
+    match = _OBJECT.match(data, start)
+    if match is None:
+        return None
+    try:
+        return usage_of(orjson.loads(match[0]))
+    except orjson.JSONDecodeError:
+        return None
 
 
 def usage_of(counts: dict[str, Any]) -> Usage | None:
     """Read a usage object: OpenAI's chat, completions and embeddings, its responses, Anthropic's messages."""
-    prompt = _count(counts, "prompt_tokens", "input_tokens")
-    output = _count(counts, "completion_tokens", "output_tokens")
+    prompt = _count(counts.get("prompt_tokens", counts.get("input_tokens")))
+    output = _count(counts.get("completion_tokens", counts.get("output_tokens")))
     if prompt is None and output is None:
-        prompt = _count(counts, "total_tokens")
+        prompt = _count(counts.get("total_tokens"))
         if prompt is None:
             return None
     cached = None
-    for name in ("prompt_tokens_details", "input_tokens_details"):
-        details = counts.get(name)
-        if isinstance(details, dict):
-            cached = _count(details, "cached_tokens")
-    read = _count(counts, "cache_read_input_tokens")
+    details = counts.get("prompt_tokens_details", counts.get("input_tokens_details"))
+    if isinstance(details, dict):
+        cached = _count(details.get("cached_tokens"))
+    read = _count(counts.get("cache_read_input_tokens"))
     if read is not None:
         # Anthropic counts what was read from and written to the cache beside input_tokens, not inside.
         cached = read
-        prompt = (prompt or 0) + read + (_count(counts, "cache_creation_input_tokens") or 0)
+        prompt = (prompt or 0) + read + (_count(counts.get("cache_creation_input_tokens")) or 0)
     return Usage(prompt, output, cached)
 
 
-def _count(counts: dict[str, Any], *names: str) -> int | None:
-    for name in names:
-        value = counts.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return value
-    return None
+def _count(value: object) -> int | None:
+    return value if type(value) is int and value >= 0 else None

@@ -4,14 +4,14 @@ A pool serves a model when one of its endpoints does. The first such pool takes 
 it where pools have limits.)
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Container
 
 from policies.endpoint import Endpoint, Pool
 
 
-def pools_serving(model: str, pools: Sequence[Pool]) -> list[Pool]:
-    """Give the pools with an endpoint that serves the model, dead or alive, in the order of the configuration."""
-    return [pool for pool in pools if any(model in endpoint.models for endpoint in pool.endpoints)]
+def is_served_by(pool: Pool, model: str) -> bool:
+    """Whether an endpoint of the pool serves the model, dead or alive."""
+    return any(model in endpoint.models for endpoint in pool.endpoints)
 
 
 def candidates(pool: Pool, model: str, tried: Container[Endpoint], now: float) -> list[Endpoint]:
@@ -20,9 +20,16 @@ def candidates(pool: Pool, model: str, tried: Container[Endpoint], now: float) -
     Those that are ready; where there are none, those that are suspected: one lost packet must not empty a pool. A
     suspect that was tried already is not tried again.
     """
-    serving = [endpoint for endpoint in pool.endpoints if model in endpoint.models and endpoint not in tried]
-    ready = [endpoint for endpoint in serving if endpoint.health.is_ready(now)]
-    return ready or [endpoint for endpoint in serving if endpoint.health.is_last_resort(now)]
+    ready = [
+        endpoint
+        for endpoint in pool.endpoints
+        if endpoint.health.is_ready(now) and model in endpoint.models and endpoint not in tried
+    ]
+    return ready or [
+        endpoint
+        for endpoint in pool.endpoints
+        if endpoint.health.is_last_resort(now) and model in endpoint.models and endpoint not in tried
+    ]
 
 
 def earliest_s(pool: Pool, model: str, now: float) -> float | None:
