@@ -10,12 +10,13 @@ import asyncio
 import re
 from dataclasses import dataclass
 
+from gateway.connection import BrokenAnswer, ConnectFailed, StaleConnection, Stalled, UpstreamError
 from gateway.engines.answers import EngineError, Verdict, read_error, read_stream_error
 from gateway.exchange import Exchange
 from gateway.fleet import Lease
 from gateway.headers import lines_of_error
 from gateway.relay import Answer, AnswerKind
-from gateway.upstream import BrokenAnswer, ConnectFailed, StaleConnection, Stalled, Upstream, UpstreamError
+from gateway.upstream import Upstream
 
 DRAINING = re.compile(rb"after shutdown")  # vLLM: "cannot schedule new futures after shutdown", health still 200
 

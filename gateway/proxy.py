@@ -26,6 +26,7 @@ from gateway import openai
 from gateway.attempt import Failure, ask, judge
 from gateway.client import ClientAnswer
 from gateway.config import Listen, Retries, Timeouts
+from gateway.connection import Stalled
 from gateway.errors import GatewayError, InternalError, MethodNotAllowed, NotFound, Overloaded
 from gateway.exchange import Exchange, read_body
 from gateway.fleet import Fleet, FleetPool, Lease, Member
@@ -38,7 +39,7 @@ from gateway.relay import Answer, AnswerKind, failure_of
 from gateway.routes import ENGINE_ROUTES, MODELS_PATH, STORED_RESPONSE, STORED_RESPONSE_METHODS, Route, Shape
 from gateway.tenants import Tenant, Tenants
 from gateway.trace import Trace
-from gateway.upstream import Stalled, Upstream
+from gateway.upstream import Upstream
 from policies.endpoint import Endpoint
 from policies.record import Outcome, RequestRecord
 from policies.request import InferenceRequest

@@ -27,10 +27,10 @@ import orjson
 from aiohttp.web import StreamResponse
 
 from gateway.client import ClientAnswer
+from gateway.connection import AnswerHead, BrokenAnswer, Connection, Stalled, UpstreamError
 from gateway.errors import GatewayError, UpstreamFailed, UpstreamTimeout, stream_event
 from gateway.routes import Shape
 from gateway.sse import EventReader
-from gateway.upstream import AnswerHead, BrokenAnswer, Connection, Stalled, UpstreamError
 from gateway.usage import Usage, read_usage
 
 MAX_ERROR_BYTES = 65536  # an error longer than this is not one that a client reads

@@ -37,6 +37,6 @@ def earliest_s(pool: Pool, model: str, now: float) -> float | None:
     waits = [
         endpoint.health.cool_until - now
         for endpoint in pool.endpoints
-        if model in endpoint.models and endpoint.health.cool_until > now
+        if model in endpoint.models and endpoint.health.is_cooling(now)
     ]
     return min(waits, default=None)

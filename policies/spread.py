@@ -42,19 +42,19 @@ class LeastRequests:
         self._start = chance.randrange(1 << 16)
 
     def choose(self, request: InferenceRequest, endpoints: Sequence[Endpoint], now: float) -> Choice:
-        """Choose the least loaded, looking at the list from a place that moves on with every call."""
-        self._start += 1
+        """Choose the least loaded, the first such behind the one that was chosen last."""
         count = len(endpoints)
         start = self._start % count
-        best = endpoints[start]
-        least = best.outstanding.requests
-        for offset in range(start + 1, start + count):
+        best, least = start, endpoints[start].outstanding.requests
+        for step in range(start + 1, start + count):
             if not least:
                 break
-            endpoint = endpoints[offset % count]
-            if endpoint.outstanding.requests < least:
-                best, least = endpoint, endpoint.outstanding.requests
-        return Choice(best, Reason.LEAST_LOADED)
+            place = step % count
+            requests = endpoints[place].outstanding.requests
+            if requests < least:
+                best, least = place, requests
+        self._start = best + 1
+        return Choice(endpoints[best], Reason.LEAST_LOADED)
 
 
 class PowerOfTwo:
