@@ -2,10 +2,12 @@
 
 import typer
 
+from loadtests.demo import demo
 from loadtests.fleet import fleet
 from loadtests.load import drive
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.command()(demo)
 app.command()(fleet)
 app.command()(drive)
 

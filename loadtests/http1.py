@@ -97,8 +97,8 @@ class Exchange:
 
     def send(self, data: bytes) -> None:
         """Send a piece of a stream, as one chunk."""
-        if self.is_over:
-            return
+        if self.is_over or not data:
+            return  # an empty chunk would end the stream
         if self.is_crlf:
             data = data.replace(b"\n", b"\r\n")
         if self._deflate is not None:

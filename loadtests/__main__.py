@@ -1,0 +1,5 @@
+"""`python -m loadtests` is `kvlane-sim`."""
+
+from loadtests.cli import main
+
+main()
