@@ -18,10 +18,10 @@ SYSTEM_PROMPTS = {
         "sentence on why. Never touch files outside the checkout, never use the network."
     ),
     "tau": (
-        "You are a customer service agent. Help with bookings, orders, returns and addresses within the policy. Find out "
-        "who the customer is before you look anything up; say what you are about to change and wait for a yes; do one "
-        "thing at a time; hand over to a person when the policy does not cover the case. Use only what the tools return: "
-        "do not make anything up, and do not give advice that was not asked for."
+        "You are a customer service agent. Help with bookings, orders, returns and addresses within the policy. Find "
+        "out who the customer is before you look anything up; say what you are about to change and wait for a yes; do "
+        "one thing at a time; hand over to a person when the policy does not cover the case. Use only what the tools "
+        "return: do not make anything up, and do not give advice that was not asked for."
     ),
 }
 

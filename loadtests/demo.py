@@ -11,9 +11,8 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Annotated
-from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import typer
@@ -120,9 +119,9 @@ def _status(url: str) -> int:
         return 0
 
 
-async def _unless(stop: asyncio.Event, work: "asyncio.Future[Run] | asyncio.Task[Run] | object") -> Run | None:
+async def _unless(stop: asyncio.Event, work: Coroutine[None, None, Run]) -> Run | None:
     """Give what the work gives, or None once somebody asks to stop."""
-    task: asyncio.Task[Run] = asyncio.ensure_future(work)  # type: ignore[arg-type]
+    task = asyncio.create_task(work)
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -181,12 +180,12 @@ def _show(run: Run) -> None:
     by_endpoint: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in run.outcomes:
         by_endpoint[outcome.endpoint or "none"].append(outcome)
-    table = Table(title="what happened", title_justify="left")
-    table.add_column("endpoint")
-    for name in ("calls", "errors", "prompt tokens", "cached", "output tokens", "TTFT p50", "TTFT p95", "TPOT p50"):
-        table.add_column(name, justify="right")
+    table = Table(title="tokens, and times in ms", title_justify="left")
+    table.add_column("engine", no_wrap=True)
+    for name in ("calls", "errors", "prompt", "cached", "output", "TTFT\np50", "TTFT\np95", "TPOT\np50"):
+        table.add_column(name, justify="right", no_wrap=True)
     for name, outcomes in sorted(by_endpoint.items()):
-        table.add_row(name, *_cells(outcomes, run))
+        table.add_row(name.removeprefix("127.0.0.1"), *_cells(outcomes, run))
     table.add_section()
     table.add_row("[bold]all[/bold]", *_cells(run.outcomes, run))
     console.print(table)
@@ -212,17 +211,15 @@ def _cells(outcomes: list[Outcome], run: Run) -> list[str]:
 
 
 def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1000:.1f} ms"
+    return "-" if seconds is None else f"{seconds * 1000:.1f}"
 
 
 def _invite(gateway: str, admin: str) -> None:
     """Say what to try by hand."""
-    host = urlsplit(gateway).netloc
+    hello = '{"model":"sim","stream":true,"max_tokens":20,"messages":[{"role":"user","content":"Hello"}]}'
     console.print(
         f"\nTry it by hand (with [bold]make demo ARGS=--keep[/bold] it stays up):\n"
         f"  API      {gateway}/v1/models\n  metrics  {admin}/metrics\n  engines  {admin}/admin/endpoints\n"
-        f"  curl -N http://{host}/v1/chat/completions -H 'content-type: application/json' \\\n"
-        f"""    -d '{{"model":"sim","stream":true,"max_tokens":20,"messages":[{{"role":"user","content":"Hello"}}]}}'""",
-        markup=True,
+        f"  curl -N {gateway}/v1/chat/completions -H 'content-type: application/json' -d '{hello}'",
         soft_wrap=True,
     )
