@@ -10,7 +10,7 @@ import asyncio
 import re
 from dataclasses import dataclass
 
-from gateway.connection import BrokenAnswer, ConnectFailed, StaleConnection, Stalled, UpstreamError
+from gateway.connection import BrokenAnswer, ConnectFailed, DeadlinePassed, StaleConnection, Stalled, UpstreamError
 from gateway.engines.answers import EngineError, Verdict, read_error, read_stream_error
 from gateway.exchange import Exchange
 from gateway.fleet import Lease
@@ -26,7 +26,7 @@ class Failure:
     """Why a try did not serve."""
 
     kind: str
-    """For metrics: connect, cut, stalled, busy, broken."""
+    """For metrics: connect, cut, stalled, deadline, busy, broken, client, over_length."""
     error: UpstreamError | None = None
     answer: EngineError | None = None
     lines: bytes = b""
@@ -44,11 +44,17 @@ async def ask(upstream: Upstream, lease: Lease, exchange: Exchange, first_byte_s
     connections = upstream.to(lease.endpoint.url)
     pieces = exchange.pieces_for(lease.member)
     now = loop.time()
-    give_up_at = min(now + first_byte_s, exchange.inference.deadline)
+    left_s = exchange.inference.deadline - now
+    too_late: Stalled
+    if left_s <= first_byte_s:
+        too_late = DeadlinePassed("the request's deadline has passed without a first byte")
+    else:
+        too_late = Stalled(f"no first byte within {first_byte_s:.3g} s")
+    give_up_at = now + min(first_byte_s, left_s)
     is_fresh = False
     while True:
         answer = Answer(exchange.route.shape, hides_usage=exchange.call.hides_usage, on_first_token=lease.first_token)
-        timer = loop.call_at(give_up_at, answer.expire, give_up_at - now)
+        timer = loop.call_at(give_up_at, answer.expire, too_late)
         try:
             answer.connection = await connections.send(pieces, answer, is_fresh=is_fresh)
             await answer.opened
@@ -64,12 +70,13 @@ async def ask(upstream: Upstream, lease: Lease, exchange: Exchange, first_byte_s
         is_fresh = True
 
 
-def judge(answer: Answer, lease: Lease, *, is_past_deadline: bool) -> Failure:
+def judge(answer: Answer, lease: Lease) -> Failure:
     """Say what a bad answer means, and let the endpoint's health know."""
     if answer.error is not None:
+        if isinstance(answer.error, DeadlinePassed):
+            return Failure("deadline", answer.error, may_retry=False)
         is_stalled = isinstance(answer.error, Stalled)
-        if not (is_stalled and is_past_deadline):  # a client's own short deadline says nothing about the engine
-            lease.failed()
+        lease.failed()
         if isinstance(answer.error, ConnectFailed):
             return Failure("connect", answer.error)
         return Failure("stalled" if is_stalled else "cut", answer.error)

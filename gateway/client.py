@@ -117,13 +117,13 @@ class ClientAnswer:
     def go_on(self) -> None:
         """Ask for the body, if the client waits to be asked."""
         if self._expects_continue is not None and self._expects_continue.lower() == "100-continue":
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def reply(self, status: int, lines: bytes, body: bytes, *, closes: bool = False) -> StreamResponse:
         """Write a whole answer; `lines` are its headers, each ending in CRLF."""
         self._keeps_alive = self._keeps_alive and not closes
         head = self._head(status, lines, len(body))
-        self._transport.write(head if self._is_head else head + body)
+        self._send(head if self._is_head else head + body)
         return self._delivered()
 
     def refuse(self, error: GatewayError, lines: bytes, *, closes: bool = False) -> StreamResponse:
@@ -139,22 +139,19 @@ class ClientAnswer:
         elif not self._is_chunked:
             self._keeps_alive = False
         head = self._head(status, lines, length)
-        if self._is_chunked and first:
-            self._transport.write(b"%b%x\r\n%b\r\n" % (head, len(first), first))
-        else:
-            self._transport.write(head + first)
+        self._send(b"%b%x\r\n%b\r\n" % (head, len(first), first) if self._is_chunked and first else head + first)
 
     def write(self, data: bytes) -> bool:
         """Write more of the body; False asks to send no more until the connection's `on_writable`."""
         if self._is_chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)
-        self._transport.write(data)
+        self._send(data)
         return not self._connection.writing_paused
 
     def finish(self) -> StreamResponse:
         """End the body."""
         if self._is_chunked:
-            self._transport.write(b"0\r\n\r\n")
+            self._send(b"0\r\n\r\n")
         return self._delivered()
 
     def sever(self) -> StreamResponse:
@@ -169,6 +166,11 @@ class ClientAnswer:
     def on_writable(self, callback: Callable[[], None] | None) -> None:
         """Let `callback` be told when the client has caught up."""
         self._connection.on_writable = callback
+
+    def _send(self, data: bytes) -> None:
+        """Write, unless the client has just gone: then this request is about to be cancelled."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     def _head(self, status: int, lines: bytes, length: int | None) -> bytes:
         self.is_started = True

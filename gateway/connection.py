@@ -52,6 +52,10 @@ class Stalled(UpstreamError):
     """Nothing came from the engine for too long."""
 
 
+class DeadlinePassed(Stalled):
+    """Nothing came from the engine in the time that the client gave: no word about the engine."""
+
+
 @dataclass(slots=True)
 class AnswerHead:
     """Status and headers of an engine's answer."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from aiohttp.multipart import parse_content_disposition
 
 from gateway.errors import InvalidBody, InvalidField, InvalidJson, MissingField
 from gateway.routes import Route, Shape
@@ -23,7 +24,7 @@ STEERING_FIELDS = ("priority", "data_parallel_rank", "routed_dp_rank")
 DEFAULT_OUTPUT_TOKENS = 512  # expected of a request that sets no limit
 MAX_MODEL_CHARS = 256
 _BOUNDARY = re.compile(r'boundary="?([^";,]{1,200})"?', re.IGNORECASE)
-_FORM_NAME = re.compile(rb'content-disposition:[^\r\n]*[; ]name="?([^";\r\n]+)"?', re.IGNORECASE)
+MAX_PART_HEAD_BYTES = 8192
 
 
 @dataclass(slots=True)
@@ -66,7 +67,7 @@ def parse(route: Route, content_type: str, body: bytes | bytearray) -> Call:
         InvalidJson, InvalidBody, MissingField, InvalidField: the client's mistake, named.
     """
     if route.is_multipart:
-        return Call(_checked_model(_form_field(content_type, body, b"model")))
+        return Call(_checked_model(_form_field(content_type, body, "model")))
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -122,21 +123,36 @@ def _allowed_output(document: dict[str, Any]) -> int:
     return allowed * choices
 
 
-def _form_field(content_type: str, body: bytes | bytearray, wanted: bytes) -> str | None:
-    """Read one short field of a multipart form, without copying the files beside it."""
+def _form_field(content_type: str, body: bytes | bytearray, wanted: str) -> str | None:
+    """Read one short field of a multipart form, without copying the files beside it.
+
+    Every part is looked at: a form with two such fields would say one thing to us and another to an engine.
+    """
     match = _BOUNDARY.search(content_type) if content_type.lower().startswith("multipart/form-data") else None
     if match is None:
         raise InvalidBody("the body must be multipart/form-data with a boundary")
     delimiter = b"--" + match[1].encode()
+    found: str | None = None
     start = body.find(delimiter)
     while start >= 0:
         head_start = start + len(delimiter)
-        head_end = body.find(b"\r\n\r\n", head_start)
         end = body.find(b"\r\n" + delimiter, head_start)
-        if head_end < 0 or end < 0:
-            return None
-        name = _FORM_NAME.search(bytes(body[head_start:head_end])) if head_end - head_start < 4096 else None
-        if name is not None and name[1] == wanted and head_end < end:
-            return bytes(body[head_end + 4 : min(end, head_end + 4 + 4 * MAX_MODEL_CHARS)]).decode("utf-8", "replace")
+        head_end = body.find(b"\r\n\r\n", head_start, end)
+        if end < 0:
+            break
+        has_head = 0 <= head_end <= head_start + MAX_PART_HEAD_BYTES
+        if has_head and _part_name(bytes(body[head_start:head_end])) == wanted:
+            if found is not None:
+                raise InvalidField(f"the form has more than one field `{wanted}`", param=wanted)
+            value = body[head_end + 4 : min(end, head_end + 4 + 4 * MAX_MODEL_CHARS + 1)]
+            found = bytes(value).decode("utf-8", "replace")
         start = end + 2
+    return found
+
+
+def _part_name(head: bytes) -> str | None:
+    for line in head.split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"content-disposition":
+            return parse_content_disposition(value.strip().decode("utf-8", "replace"))[1].get("name")
     return None

@@ -103,14 +103,15 @@ class Probe:
         adapter = ADAPTERS[member.kind] if member.kind is not None else None
         if came_back and member.endpoint.health.state is State.DRAINING:
             self._fleet.renew(member)
-        pages = await self._pages(member, adapter, now, is_new=came_back)
+        state_is_due = now - self._state_at.get(member, float("-inf")) >= self._config.state_interval_s
+        pages = await self._pages(member, adapter, now, is_new=came_back, state_is_due=state_is_due)
         if adapter is not None and pages:
             run = adapter.incarnation(pages)
             if run is not None and self._runs.setdefault(member, run) != run:
                 self._runs[member] = run
                 self._fleet.renew(member)
                 log.warning("endpoint %s has restarted", member.endpoint.name)
-            self._note(member, adapter, pages, now)
+            self._note(member, adapter, pages, now, state_is_due=state_is_due)
         member.endpoint.health.answered()
 
     async def _is_well(self, member: Member) -> bool:
@@ -131,13 +132,15 @@ class Probe:
         page = await self._get(member, adapter.health_path)
         return page is not None and page.status == 200
 
-    async def _pages(self, member: Member, adapter: Adapter | None, now: float, *, is_new: bool) -> dict[str, Page]:
+    async def _pages(
+        self, member: Member, adapter: Adapter | None, now: float, *, is_new: bool, state_is_due: bool
+    ) -> dict[str, Page]:
         """Read the pages that are due."""
         paths: list[str] = []
         model_paths = adapter.model_paths if adapter is not None else ("/v1/models",)
         if is_new or now - self._models_at.get(member, float("-inf")) >= MODELS_EVERY_S:
             paths += model_paths
-        if adapter is not None and now - self._state_at.get(member, float("-inf")) >= self._config.state_interval_s:
+        if adapter is not None and state_is_due:
             paths += adapter.state_paths
             if member.config.metrics_url is not None:
                 paths.append(member.config.metrics_url)
@@ -148,10 +151,12 @@ class Probe:
                 pages[path] = page
         return pages
 
-    def _note(self, member: Member, adapter: Adapter, pages: dict[str, Page], now: float) -> None:
+    def _note(
+        self, member: Member, adapter: Adapter, pages: dict[str, Page], now: float, *, state_is_due: bool
+    ) -> None:
         """Write down what the pages say."""
         endpoint = member.endpoint
-        if any(path in pages for path in adapter.state_paths) or member.config.metrics_url in pages:
+        if state_is_due:
             self._state_at[member] = now
             endpoint.report = adapter.read_state(pages)
             endpoint.report.at = now

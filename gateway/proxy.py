@@ -208,7 +208,7 @@ class Proxy:
         with closing(await ask(self._upstream, lease, exchange, self._timeouts.first_byte_s)) as answer:
             if answer.is_good:
                 return await self._relay(answer, lease, exchange, client, trace)
-            failure = judge(answer, lease, is_past_deadline=self._clock() >= exchange.inference.deadline)
+            failure = judge(answer, lease)
         self._metrics.endpoint_failures.add((lease.endpoint.name, failure.kind))
         return failure
 

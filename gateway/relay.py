@@ -140,12 +140,12 @@ class Answer:
 
     # What the proxy asks.
 
-    def expire(self, after_s: float) -> None:
+    def expire(self, error: Stalled) -> None:
         """Give up waiting for the first byte."""
         if not self.opened.done():
             if self.connection is not None:
                 self.connection.abort()
-            self.on_broken(Stalled(f"no first byte within {after_s:.3g} s"))
+            self.on_broken(error)
 
     @property
     def held(self) -> bytes:

@@ -18,7 +18,7 @@ class Outcome(Enum):
     """The client left."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RequestRecord:
     """Sizes, times and places; never text. None where it is not known or did not come so far."""
 
