@@ -1,0 +1,84 @@
+"""config/kvlane.yaml is the reference: it loads, and it has every key there is, with its default."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from gateway.config import (
+    AccessLog,
+    Config,
+    Connections,
+    EndpointConfig,
+    Health,
+    Listen,
+    PoolConfig,
+    Retries,
+    Shutdown,
+    TenantConfig,
+    Timeouts,
+    build,
+    load,
+)
+
+REFERENCE = Path(__file__).parent.parent / "config" / "kvlane.yaml"
+EXAMPLES = {"name", "url", "endpoints", "key_sha256"}  # values that have no default, or stand for one of yours
+SECTIONS: dict[str, type[BaseModel]] = {
+    "listen": Listen,
+    "timeouts": Timeouts,
+    "retries": Retries,
+    "health": Health,
+    "connections": Connections,
+    "shutdown": Shutdown,
+    "access_log": AccessLog,
+}
+
+
+def document() -> dict[str, Any]:
+    """Read the reference as YAML, with the commented example of a tenant put to use."""
+    text = REFERENCE.read_text(encoding="utf-8")
+    head, _, example = text.partition("tenants: []\n")
+    read = yaml.safe_load(head + "tenants:\n" + example.replace("\n# ", "\n").replace("# - name", "- name", 1))
+    assert isinstance(read, dict)
+    return read
+
+
+def test_the_reference_is_a_good_configuration() -> None:
+    assert load(REFERENCE).listen == Listen()
+
+
+def test_the_commented_tenant_is_a_good_one() -> None:
+    assert build(document(), "reference", {}).tenants[0].name == "team-a"
+
+
+def test_every_section_is_there() -> None:
+    assert set(document()) == set(Config.model_fields)
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_every_key_of_a_section_is_there_with_its_default(name: str) -> None:
+    assert document()[name] == {key: field.default for key, field in SECTIONS[name].model_fields.items()}
+
+
+@pytest.mark.parametrize(
+    ("model", "place"),
+    [
+        (PoolConfig, lambda read: read["pools"][0]),
+        (EndpointConfig, lambda read: read["pools"][0]["endpoints"][0]),
+        (TenantConfig, lambda read: read["tenants"][0]),
+    ],
+)
+def test_every_key_of_an_entry_is_there_with_its_default(model: type[BaseModel], place: Any) -> None:
+    entry = place(document())
+    assert set(entry) == set(model.model_fields)
+    for key, field in model.model_fields.items():
+        if key not in EXAMPLES and field.default is not PydanticUndefined:
+            assert entry[key] == (list(field.default) if isinstance(field.default, tuple) else field.default), key
+
+
+def test_every_key_says_what_it_is() -> None:
+    for model in (*SECTIONS.values(), PoolConfig, EndpointConfig, TenantConfig):
+        assert all(field.description for field in model.model_fields.values()), model
