@@ -13,10 +13,12 @@ line.
 import asyncio
 import socket
 import struct
+import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
@@ -60,6 +62,8 @@ class Exchange:
         self.on_writable: Callable[[], None] | None = None
         self.is_over = False
         self.status = 0
+        self.stamp: Headers = []
+        """Headers of the answer, whatever it is."""
         self.is_crlf = False
         self.is_gzip = False
         self._deflate: zlib._Compress | None = None
@@ -76,7 +80,7 @@ class Exchange:
         headers: Iterable[tuple[str, str]] = (),
     ) -> None:
         """Answer whole."""
-        extra = list(headers)
+        extra = [*headers, *self.stamp]
         if self.is_gzip and body:
             packer = zlib.compressobj(wbits=31)
             body = packer.compress(body) + packer.flush()
@@ -88,7 +92,7 @@ class Exchange:
 
     def begin(self, status: int, content_type: str, headers: Iterable[tuple[str, str]] = ()) -> None:
         """Send the head of a stream."""
-        extra = [*headers, ("transfer-encoding", "chunked")]
+        extra = [*headers, *self.stamp, ("transfer-encoding", "chunked")]
         if self.is_gzip:
             self._deflate = zlib.compressobj(wbits=31)
             extra.append(("content-encoding", "gzip"))
@@ -134,11 +138,16 @@ def _head(status: int, content_type: str | None, headers: Iterable[tuple[str, st
         phrase = HTTPStatus(status).phrase
     except ValueError:
         phrase = ""
-    lines = [f"HTTP/1.1 {status} {phrase}", f"date: {formatdate(usegmt=True)}", "server: uvicorn"]
+    lines = [f"HTTP/1.1 {status} {phrase}", f"date: {_date(int(time.time()))}", "server: uvicorn"]
     if content_type is not None:
         lines.append(f"content-type: {content_type}")
     lines += [f"{name}: {value}" for name, value in headers]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+@lru_cache(maxsize=2)
+def _date(second: int) -> str:
+    return formatdate(second, usegmt=True)
 
 
 class Connection(asyncio.Protocol):
@@ -157,6 +166,7 @@ class Connection(asyncio.Protocol):
         self._keeps = True
         self._idle: asyncio.TimerHandle | None = None
         self._is_stale = False
+        self._unsent: list[bytes] = []
         self._dribble: deque[int] | None = None
         self._closes_after_dribble = False
         self._can_write = asyncio.Event()
@@ -241,15 +251,22 @@ class Connection(asyncio.Protocol):
         await self._can_write.wait()
 
     def write(self, data: bytes) -> None:
-        """Write bytes, all at once or one by one."""
+        """Write bytes, at the end of this tick or one by one; a system call costs more than all else here."""
         if self._transport is None:
             return
         if self._dribble is None:
-            self._transport.write(data)
+            if not self._unsent:
+                self._loop.call_soon(self._flush)
+            self._unsent.append(data)
             return
         if not self._dribble:
             self._loop.call_soon(self._drip)
         self._dribble.extend(data)
+
+    def _flush(self) -> None:
+        if self._unsent and self._transport is not None:
+            self._transport.write(b"".join(self._unsent))
+        self._unsent.clear()
 
     def dribble(self) -> None:
         """From now on, send each byte in a TCP segment of its own."""
@@ -289,6 +306,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close with FIN, after what is written."""
+        self._flush()
         if self._dribble:
             self._closes_after_dribble = True
         elif self._transport is not None:
@@ -300,7 +318,8 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def reset(self) -> None:
-        """Close with RST, dropping what is not sent yet."""
+        """Close with RST, after what the kernel takes at once."""
+        self._flush()
         if self._transport is not None:
             sock: socket.socket = self._transport.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)

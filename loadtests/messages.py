@@ -6,7 +6,7 @@ from loadtests import ask as asks
 from loadtests import refusals
 from loadtests.ask import Ask, Body
 from loadtests.refusals import Refused
-from loadtests.tokens import Json, cut, render
+from loadtests.tokens import Json, talk
 from loadtests.wire import DONE, Choice, Wire
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
@@ -87,7 +87,7 @@ def prompt(body: Body) -> list[bytes]:
     if system := body.get("system"):
         messages = [{"role": "system", "content": system}, *messages]
     try:
-        return cut(render(messages, body.get("tools")))
+        return talk(messages, body.get("tools"))
     except ValueError as exc:
         raise refusals.bad_type(str(exc), "dict_type", "Input should be a valid dictionary", "") from exc
 

@@ -9,7 +9,7 @@ from loadtests import ask as asks
 from loadtests import refusals
 from loadtests.ask import Ask, Body
 from loadtests.refusals import Refused
-from loadtests.tokens import Json, content_text, cut, render
+from loadtests.tokens import Json, content_text, talk
 from loadtests.wire import Choice, Wire
 
 PART_TYPES = {"assistant": "output_text"}
@@ -47,7 +47,7 @@ class ResponsesWire(Wire):
         else:
             raise refusals.bad_type("input", "string_type", "Input should be a valid string", given)
         try:
-            prompt = cut(render(messages, body.get("tools")))
+            prompt = talk(messages, body.get("tools"))
         except ValueError as exc:
             raise refusals.bad_type("input", "dict_type", "Input should be a valid dictionary", "") from exc
         return asks.read(body, [prompt], asks.number(body, "max_output_tokens", 1)), messages

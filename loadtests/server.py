@@ -10,7 +10,6 @@ incarnation on the same port: a cold cache, new counters, a new process_start_ti
 """
 
 import asyncio
-import secrets
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from random import Random
@@ -50,6 +49,7 @@ class SimulatedEngine:
         self.resets_stale = False
         self.stored: dict[str, Body] = {}
         """Answers of /v1/responses by id."""
+        self._names = Random()
         self._listener: asyncio.Server | None = None
         self._connections: set[Connection] = set()
         self._replies: set[Reply] = set()
@@ -221,6 +221,8 @@ class SimulatedEngine:
         if self.faults.of(Kind.BLACK_HOLE):
             return
         hits = self.faults.draw(exchange.method, exchange.path)
+        if self.settings.echoes_request_id:
+            exchange.stamp = [("x-request-id", exchange.header("x-request-id") or self._name())]
         exchange.is_gzip = Kind.GZIP in hits
         exchange.is_crlf = Kind.CRLF in hits
         if Kind.DRIBBLE in hits:
@@ -251,6 +253,9 @@ class SimulatedEngine:
             exchange.answer(405, b'{"detail":"Method Not Allowed"}', headers=allowed)
         else:
             answers.json(exchange, {"detail": "Not Found"}, 404)
+
+    def _name(self) -> str:
+        return f"{self._names.getrandbits(64):016x}"
 
     def _left(self, path: str, phase: str, tokens: int) -> None:
         self.facts.departures.append(Departure(path, asyncio.get_running_loop().time(), phase, tokens))
@@ -291,7 +296,7 @@ class SimulatedEngine:
             self.pacer.new_id,
         )
         choices = [birth.choice for birth in born]
-        name = exchange.header("x-request-id") or secrets.token_hex(8)
+        name = exchange.header("x-request-id") or self._name()
         usages = 0 if Kind.NO_USAGE in hits else 2 if Kind.USAGE_TWICE in hits else 1
         wire = dialect(ask, choices, name, settings.tells_cached, usages)
         if fault := hits.get(Kind.ERROR_FIRST):

@@ -8,6 +8,7 @@ prefixes, and a conversation's next turn begins with the tokens of the last one,
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import orjson
 import xxhash
@@ -18,6 +19,7 @@ Json = object
 """A parsed JSON value, not looked into yet."""
 
 _TOKEN = re.compile(rb" ?[^ \n]{1,4}|[ \n]")
+REMEMBERED_BYTES = 32_768  # a part cut takes ten times its size: 256 of them 80 MB at worst
 _MARK = b"\x01"  # leads the bytes of a token in its id, so that leading zeros survive
 
 _ENGLISH = """
@@ -72,8 +74,15 @@ def chain(tokens: Sequence[bytes], start: int) -> tuple[int, ...]:
     return tuple(hashes)
 
 
-def render(messages: Sequence[Json], tools: Json = None) -> bytes:
-    """Render a conversation as Qwen-style templates do: system text, then tools, in the first block.
+@lru_cache(maxsize=256)
+def _cut_often(text: bytes) -> list[bytes]:
+    return cut(text)
+
+
+def talk(messages: Sequence[Json], tools: Json = None) -> list[bytes]:
+    """Cut a conversation as Qwen-style templates render it: system text, then tools, in the first block.
+
+    Every part ends in a newline, so that parts can be cut, and remembered, one by one.
 
     Raises:
         ValueError: A message is not an object with a role.
@@ -92,7 +101,11 @@ def render(messages: Sequence[Json], tools: Json = None) -> bytes:
             text += "\n" + orjson.dumps(calls).decode()
         parts.append(f"<|im_start|>{message['role']}\n{text}<|im_end|>\n")
     parts.append("<|im_start|>assistant\n")
-    return "".join(parts).encode("utf-8", "replace")
+    tokens: list[bytes] = []
+    for part in parts:
+        raw = part.encode("utf-8", "replace")
+        tokens += _cut_often(raw) if len(raw) <= REMEMBERED_BYTES else cut(raw)
+    return tokens
 
 
 def _render_tools(tools: Json) -> str:

@@ -14,7 +14,7 @@ import orjson
 from loadtests import ask as asks
 from loadtests import refusals
 from loadtests.ask import Ask, Body
-from loadtests.tokens import Json, Language, cut, render
+from loadtests.tokens import Json, Language, talk
 
 DONE = b"data: [DONE]\n\n"
 FINGERPRINT = "vllm-0.32.0-5113a4ed"
@@ -164,7 +164,7 @@ class ChatWire(Wire):
         if not isinstance(messages, list):
             raise refusals.bad_type("messages", "list_type", "Input should be a valid list", messages)
         try:
-            prompt = cut(render(messages, body.get("tools")))
+            prompt = talk(messages, body.get("tools"))
         except ValueError as exc:
             raise refusals.bad_type(str(exc), "dict_type", "Input should be a valid dictionary", "") from exc
         limit = asks.number(body, "max_completion_tokens", 1) or asks.number(body, "max_tokens", 1)

@@ -86,13 +86,15 @@ async def test_stalled_and_slow_engines_recover(http: aiohttp.ClientSession) -> 
 async def test_draining_engine_finishes_what_runs_and_refuses_what_comes(http: aiohttp.ClientSession) -> None:
     async with Cluster(1, Settings(time_scale=0.01)) as cluster:
         engine = cluster[0]
-        running = asyncio.create_task(stream(http, engine, streamed(max_tokens=200)))
+        await cluster.stall(0)
+        running = asyncio.create_task(stream(http, engine, streamed()))
         await until(lambda: engine.model.running == 1)
         await engine.terminate("finish")
         status, answer = await post(http, engine, CHAT, chat())
         assert (status, answer["error"]["message"]) == (500, "cannot schedule new futures after shutdown")
         async with http.get(f"{engine.url}/health") as response:
             assert response.status == 200
+        await cluster.clear()
         assert events(await running)[-1] == "[DONE]"
         await until(lambda: engine.facts.connections == 0)
         with pytest.raises(ConnectionRefusedError):

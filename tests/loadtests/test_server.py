@@ -425,6 +425,15 @@ async def test_requests_are_kept_as_they_came(http: aiohttp.ClientSession, engin
     assert engine.facts.calls["/v1/chat/completions"] == engine.facts.engine_calls == 1
 
 
+@pytest.mark.parametrize("engine", [Settings(time_scale=0.0, echoes_request_id=True)], indirect=True)
+async def test_request_id_can_be_echoed(http: aiohttp.ClientSession, engine: SimulatedEngine) -> None:
+    for path in ("/v1/models", "/nope"):
+        async with http.get(engine.url + path, headers={"x-request-id": "abc"}) as response:
+            assert response.headers["x-request-id"] == "abc"
+    async with http.post(f"{engine.url}/v1/chat/completions", json=streamed()) as response:
+        assert response.headers["x-request-id"]
+
+
 async def test_pipelined_requests_are_answered_in_order(engine: SimulatedEngine) -> None:
     get = b"GET /%s HTTP/1.1\r\nhost: x\r\n\r\n"
     reader, writer = await raw(engine, raw_chat(chat(max_tokens=1)) + get % b"version" + get % b"nope")
