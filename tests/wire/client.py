@@ -44,7 +44,7 @@ class Head:
         return bool(self.all(name))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Answer:
     """A head and what came of its body."""
 
@@ -52,6 +52,11 @@ class Answer:
     body: bytes
     is_whole: bool = True
     """Whether the body ended as its framing says."""
+
+    def __repr__(self) -> str:
+        headers = ", ".join(f"{name}: {value}" for name, value in self.head.headers)
+        whole = "whole" if self.is_whole else "broken"
+        return f"<Answer {self.status} {whole}, {len(self.body)} bytes {self.body[:300]!r}, {headers}>"
 
     @property
     def status(self) -> int:
@@ -104,6 +109,11 @@ class RawClient:
     def send(self, data: bytes) -> None:
         """Write bytes as they are."""
         self._writer.write(data)
+
+    async def flush(self) -> None:
+        """Let go of what is written, in a segment of its own."""
+        await self._writer.drain()
+        await asyncio.sleep(0)
 
     def ask(self, target: str, body: bytes, headers: Headers = (), *, method: str = "POST") -> None:
         """Write a request."""
