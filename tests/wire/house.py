@@ -33,13 +33,18 @@ async def until(condition: Callable[[], object], what: Callable[[], object] = la
 
 @contextlib.asynccontextmanager
 async def serving(
-    *urls: str, endpoint: dict[str, Any] | None = None, ready: int | None = None, **sections: Any
+    *urls: str,
+    endpoint: dict[str, Any] | None = None,
+    policy: str = "least_requests",
+    ready: int | None = None,
+    **sections: Any,
 ) -> AsyncIterator[Gateway]:
     """Run a gateway until the end of the block, then make sure that nothing of any request is left.
 
     Args:
         urls: Of the engines, which are named E0, E1 ...
         endpoint: More configuration of each.
+        policy: How requests are spread over them.
         ready: How many of them to wait for; all by default.
         sections: More configuration, by section.
     """
@@ -47,7 +52,8 @@ async def serving(
     health = {"interval_s": 0.05, "state_interval_s": 0.05, **sections.pop("health", {})}
     told = {"kind": "vllm", "models": ["sim"], **(endpoint or {})}
     endpoints = [{"name": f"E{at}", "url": url, **told} for at, url in enumerate(urls)]
-    config = build({"listen": listen, "health": health, "pools": [{"endpoints": endpoints}], **sections}, "test", {})
+    pools = [{"policy": policy, "endpoints": endpoints}]
+    config = build({"listen": listen, "health": health, "pools": pools, **sections}, "test", {})
     before = asyncio.all_tasks()
     with no_faults():
         async with running(config) as gateway:

@@ -1,0 +1,514 @@
+"""Streams: bytes pass as they came and when they came, one that breaks never looks whole, and usage stays hidden."""
+
+import asyncio
+import hashlib
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import orjson
+import pytest
+
+from gateway.app import Gateway
+from loadtests.cluster import Cluster
+from loadtests.faults import Fault, Kind
+from loadtests.server import SimulatedEngine
+from loadtests.settings import Settings
+from tests.wire.client import CHAT, RawClient, call, chat, errors, events, request
+from tests.wire.engine import EVENTS_HEAD, Call, ScriptedEngine, chunk, streams
+from tests.wire.house import asked, metric, serving, until
+
+STREAM = chat(stream=True)
+WITH_USAGE = chat(stream=True, stream_options={"include_usage": True})
+DONE = b"data: [DONE]\n\n"
+USAGE = b'data: {"id":"c","choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}}\n\n'
+
+
+def token(text: str, **fields: object) -> bytes:
+    """Write the event of one token."""
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": None, **fields}
+    return b"data: " + orjson.dumps({"id": "c", "choices": [choice]}) + b"\n\n"
+
+
+ROLE = b'data: {"id":"c","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
+WORDS = (
+    token("Zo\u00eb \u6771\u4eac")
+    + token(" \U0001f6e4\ufe0f\r")
+    + token("x" * 70_000)
+    + token("", finish_reason="stop")
+)
+
+
+async def through(body: bytes, ask: bytes = STREAM) -> bytes:
+    """Give what a client gets of a stream that an engine sends at once."""
+    async with ScriptedEngine(streams(body)) as engine, serving(engine.url) as gateway:
+        answer = await call(gateway.url, CHAT, ask)
+        assert (answer.status, answer.is_whole) == (200, True)
+        return answer.body
+
+
+# Bytes.
+
+
+SEGMENTS: dict[str, Callable[[bytes], Iterator[bytes]]] = {
+    "at once": lambda body: iter([body]),
+    "line by line": lambda body: iter(body.splitlines(keepends=True)),
+    "in odd pieces": lambda body: (body[at : at + 13] for at in range(0, len(body), 13)),
+    "within blank lines": lambda body: iter(re.split(rb"(?<=\n)(?=\r?\n)", body)),
+}
+
+
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"], ids=["LF", "CRLF"])
+@pytest.mark.parametrize("cut", SEGMENTS)
+async def test_a_stream_passes_byte_for_byte_however_it_is_cut(cut: str, newline: bytes) -> None:
+    """S4."""
+    sent = (b": hello\n\n" + ROLE + WORDS + b"id: 7\nevent: x\nretry: 5\ndata:{}\n\n" + USAGE + DONE).replace(
+        b"\n", newline
+    )
+
+    async def script(call: Call) -> None:
+        call.write(EVENTS_HEAD)
+        for piece in SEGMENTS[cut](sent):
+            call.write(chunk(piece))
+            await asyncio.sleep(0)
+        call.write(b"0\r\n\r\n")
+
+    async with ScriptedEngine(script) as engine, serving(engine.url) as gateway:
+        assert (await call(gateway.url, CHAT, WITH_USAGE)).body == sent
+
+
+async def test_single_byte_segments_through_cjk_and_emoji_pass_and_usage_is_found() -> None:
+    """S4."""
+    sent = ROLE + token("\u6771\u4eac \U0001f9ed \u00e9") * 3 + USAGE + DONE
+
+    async def script(call: Call) -> None:
+        await call.write_slowly(
+            EVENTS_HEAD + b"".join(chunk(sent[at : at + 1]) for at in range(len(sent))) + b"0\r\n\r\n"
+        )
+
+    async with ScriptedEngine(script) as engine, serving(engine.url) as gateway:
+        got = (await call(gateway.url, CHAT, WITH_USAGE)).body
+        assert hashlib.sha256(got).digest() == hashlib.sha256(sent).digest()
+        assert await metric(gateway, "kvlane_output_tokens_total") == 3
+
+
+@pytest.mark.parametrize("alphabet", ["cjk", "emoji", "mixed"])
+@pytest.mark.parametrize("fault", [Kind.DRIBBLE, Kind.CRLF, Kind.GZIP])
+async def test_an_engines_odd_transport_changes_no_character(
+    gateway: Gateway, engine: SimulatedEngine, alphabet: str, fault: Kind
+) -> None:
+    """S4: usage is counted all the same."""
+    body = chat(stream=True, sim={"output_tokens": 20, "alphabet": alphabet})
+    plain = (await call(engine.url, CHAT, body)).body
+    await engine.inject(Fault(fault))
+    assert text_of((await call(gateway.url, CHAT, body)).body) == text_of(plain)
+    assert await metric(gateway, "kvlane_output_tokens_total") == 20
+
+
+def text_of(body: bytes) -> str:
+    """Read what a stream says, which must be whole."""
+    *chunks, last = events(body)
+    assert last == "[DONE]"
+    return "".join(choice["delta"].get("content") or "" for data in chunks for choice in orjson.loads(data)["choices"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "data: [DONE]",
+        "[DONE]",
+        "\n\ndata: [DONE]\n\n",
+        "data: [DONE]\r\n\r\n",
+        '"error"',
+        '{"error":{"code":500}}',
+        '"abort"',
+    ],
+)
+async def test_generated_text_that_looks_like_the_protocol_is_text(
+    gateway: Gateway, engine: SimulatedEngine, text: str
+) -> None:
+    """S3."""
+    sent = ROLE + token(text) + token(" end") + DONE
+    assert await through(sent) == sent
+    words = max(2, text.count(" ") * 3 + 12)
+    answer = await call(gateway.url, CHAT, chat(stream=True, sim={"output_tokens": words, "text": text}))
+    assert text in text_of(answer.body)
+
+
+@pytest.mark.parametrize(
+    "done", [b"data: [DONE]\n\n", b"data:[DONE]\n\n", b"data: [DONE]\r\n\r\n", b"data:  [DONE] \n\n"]
+)
+async def test_done_is_known_in_every_spelling(done: bytes) -> None:
+    sent = token("a") + done
+    assert await through(sent) == sent
+
+
+@pytest.mark.parametrize(
+    "almost",
+    [
+        b"data: [DONE]x\n\n",
+        b"data: [DONE]\ndata: more\n\n",
+        b": [DONE]\n\n",
+        b"event: [DONE]\n\n",
+        b'data: "[DONE]"\n\n',
+    ],
+)
+async def test_what_only_looks_like_done_does_not_end_a_stream(almost: bytes) -> None:
+    sent = token("a") + almost + token("b") + DONE
+    assert await through(sent) == sent
+
+
+async def test_an_event_longer_than_any_buffer_passes() -> None:
+    sent = token("a") + token("b" * 3_000_000) + DONE
+    assert await through(sent) == sent
+
+
+# When.
+
+
+async def test_each_chunk_is_seen_before_the_next_is_made() -> None:
+    """S5: nothing is held back, the role-only chunk that opens a stream included."""
+    seen = asyncio.Semaphore(0)
+
+    async def script(call: Call) -> None:
+        call.write(EVENTS_HEAD)
+        for piece in (ROLE, *(token(str(at)) for at in range(10)), DONE):
+            call.write(chunk(piece))
+            await seen.acquire()
+        await call.gone()
+
+    async with ScriptedEngine(script) as engine, serving(engine.url) as gateway, RawClient.to(gateway.url) as client:
+        client.ask(CHAT, STREAM)
+        head = await client.head()
+        pieces = []
+        async for piece in client.pieces(head):
+            pieces.append(piece)
+            seen.release()
+        assert len(pieces) == 12
+
+
+async def test_the_body_ends_right_behind_done_whatever_the_engine_does() -> None:
+    """S6: the engine neither ends its body nor closes."""
+
+    async def script(call: Call) -> None:
+        call.write(EVENTS_HEAD + chunk(token("a")) + chunk(DONE))
+        await call.gone()
+
+    async with ScriptedEngine(script) as engine, serving(engine.url) as gateway:
+        for version in ("1.1", "1.0"):
+            async with RawClient.to(gateway.url) as client:
+                client.send(request(CHAT, STREAM, version=version))
+                answer = await client.answer()
+                assert (answer.body, answer.is_whole) == (token("a") + DONE, True)
+
+
+async def test_what_an_engine_says_behind_done_is_not_passed_on() -> None:
+    assert await through(token("a") + DONE + b": bye\n\n" + token("b")) == token("a") + DONE
+
+
+async def test_a_trickle_outlives_every_timeout() -> None:
+    """S7, scaled: 15 gaps of 40 ms, when each timeout is 200 ms."""
+
+    async def script(call: Call) -> None:
+        call.write(EVENTS_HEAD)
+        for at in range(15):
+            call.write(chunk(token(str(at))))
+            await asyncio.sleep(0.04)
+        call.write(chunk(DONE) + b"0\r\n\r\n")
+
+    timeouts = {"connect_s": 0.2, "first_byte_s": 0.2, "idle_s": 0.2, "deadline_s": 0.2}
+    async with ScriptedEngine(script) as engine, serving(engine.url, timeouts=timeouts) as gateway:
+        answer = await call(gateway.url, CHAT, STREAM, [("x-stainless-read-timeout", "0.2")])
+        assert answer.body.endswith(DONE)
+        assert not errors(answer.body)
+
+
+async def test_time_to_first_token_is_to_content_not_to_the_role() -> None:
+    async def script(call: Call) -> None:
+        call.write(EVENTS_HEAD + chunk(ROLE))
+        await asyncio.sleep(0.1)
+        call.write(chunk(token("a") + DONE) + b"0\r\n\r\n")
+
+    async with ScriptedEngine(script) as engine, serving(engine.url) as gateway:
+        await call(gateway.url, CHAT, STREAM)
+        ttft_s = await metric(gateway, "kvlane_ttft_seconds_sum")
+        assert ttft_s is not None
+        assert ttft_s >= 0.09
+
+
+# Broken.
+
+
+class TwoPart:
+    """An engine's stream in two parts: the second comes when the client has seen the first."""
+
+    def __init__(self, first: bytes, *then: bytes | str) -> None:
+        self._first = first
+        self._then = then
+        self._is_seen = asyncio.Event()
+
+    async def __call__(self, call: Call) -> None:
+        """Play it; `then` is bytes of the stream, or how it ends: end, reset, close, hang."""
+        call.write(EVENTS_HEAD + chunk(self._first))
+        await self._is_seen.wait()
+        for part in self._then:
+            if isinstance(part, bytes):
+                call.write(chunk(part))
+            elif part == "end":
+                call.write(b"0\r\n\r\n")
+            elif part == "hang":
+                await call.gone()
+            elif part == "reset":
+                call.reset()
+            else:
+                call.close()
+
+    async def asked(self, gateway: Gateway, ask: bytes = STREAM, route: str = CHAT) -> bytes:
+        """Ask for it; give what comes behind the first part."""
+        async with RawClient.to(gateway.url) as client:
+            client.ask(route, ask)
+            head = await client.head()
+            assert head.status == 200
+            pieces = [piece async for piece in self._tell(client.pieces(head))]
+        got = b"".join(pieces)
+        assert got.startswith(self._first)
+        return got.removeprefix(self._first)
+
+    async def _tell(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for piece in pieces:
+            self._is_seen.set()
+            yield piece
+
+
+@pytest.mark.parametrize("how", ["reset", "close", "end", "hang"])
+@pytest.mark.parametrize("ask", [STREAM, WITH_USAGE], ids=["usage hidden", "usage asked for"])
+async def test_a_stream_that_breaks_ends_with_one_error_and_without_done(how: str, ask: bytes) -> None:
+    """S2: the metric counts it, and there is no second try after the first byte."""
+    play = TwoPart(ROLE + token("a"), token("b"), how)
+    async with ScriptedEngine(play) as engine, serving(engine.url, timeouts={"idle_s": 0.1}) as gateway:
+        rest = await play.asked(gateway, ask)
+        assert rest.startswith(token("b") + b"data: ") or how == "reset"  # which may overtake what was sent before
+        assert rest.endswith(b"\n\n")
+        assert b"[DONE]" not in rest
+        (error,) = errors(rest)
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["type"] == "server_error"
+        assert error["code"] == ("upstream_timeout" if how == "hang" else "upstream_error")
+        assert await metric(gateway, "kvlane_requests_total", outcome="failed", status="200") == 1
+        assert await metric(gateway, "kvlane_endpoint_failures_total", endpoint="E0") == 1
+        assert len(engine.calls) == 1
+
+
+async def test_an_event_that_is_cut_off_is_not_passed_on_in_part() -> None:
+    """S2: half an event before the error would make that unreadable."""
+    play = TwoPart(token("a"), token("b")[:-20], "close")
+    async with ScriptedEngine(play) as engine, serving(engine.url) as gateway:
+        rest = await play.asked(gateway)
+        assert [list(orjson.loads(data)) for data in events(rest)] == [["error"]]
+
+
+@pytest.mark.parametrize("ending", [DONE, USAGE + DONE, b""])
+async def test_an_error_in_a_stream_passes_as_it_came_and_no_done_behind_it(ending: bytes) -> None:
+    """S2: vLLM sends one when its core dies, then [DONE]."""
+    error = b'data: {"error": {"message": "EngineCore died", "type": "Internal", "param": null, "code": 500}}\n\n'
+    play = TwoPart(ROLE + token("a"), token("b") + error + ending, "end")
+    async with ScriptedEngine(play) as engine, serving(engine.url) as gateway:
+        assert await play.asked(gateway) == token("b") + error
+        assert await metric(gateway, "kvlane_requests_total", outcome="failed", status="200") == 1
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+async def test_an_abort_in_a_stream_is_a_failure(reason: str) -> None:
+    """S2: vLLM ends streams so on SIGTERM, and clients take it for success."""
+    play = TwoPart(ROLE + token("a"), token("b") + token("c", finish_reason=reason) + USAGE + DONE, "end")
+    async with ScriptedEngine(play) as engine, serving(engine.url) as gateway:
+        rest = await play.asked(gateway)
+        assert rest.startswith(token("b"))
+        assert len(errors(rest)) == 1
+        assert b"[DONE]" not in rest
+        assert await metric(gateway, "kvlane_requests_total", outcome="failed", status="200") == 1
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_an_engine_that_aborts_at_once_is_not_taken_for_success(is_stream: bool) -> None:
+    """S2: before the first byte it has its true status."""
+    async with Cluster(1, Settings(time_scale=0)) as cluster, serving(*cluster.urls) as gateway:
+        await cluster[0].inject(Fault(Kind.ABORT, after=1))
+        answer = await call(gateway.url, CHAT, chat(stream=is_stream))
+        assert answer.refusal[:2] == (502, "server_error")
+
+
+@pytest.mark.parametrize("first", [b"", b": keep-alive\n\n", b": keep-alive\n\n: keep-alive\n\n"])
+async def test_an_error_first_in_a_stream_gets_its_true_status(first: bytes) -> None:
+    """The head is held back until the first bytes are there."""
+    error = b'data: {"error":{"message":"The request queue is full.","type":"x","param":null,"code":503}}\n\n'
+    async with ScriptedEngine(streams(first + error + DONE)) as engine, serving(engine.url) as gateway:
+        answer = await call(gateway.url, CHAT, STREAM)
+        assert answer.status == 503
+        assert answer.json["error"]["message"] == "The request queue is full."
+
+
+FIRST_FAULTS = {
+    "reset": Fault(Kind.RESET),
+    "reset behind the head": Fault(Kind.RESET_AFTER),
+    "closed behind the head": Fault(Kind.CLOSE_AFTER),
+    "ended behind the head": Fault(Kind.TRUNCATE),
+    "silent behind the head": Fault(Kind.HANG_AFTER),
+    "silent": Fault(Kind.HANG),
+    "an error first": Fault(Kind.ERROR_FIRST),
+    "an error status": Fault(Kind.STATUS, status=500),
+    "busy": Fault(Kind.STATUS, status=503),
+    "too many": Fault(Kind.STATUS, status=429),
+}
+
+
+@pytest.mark.parametrize("fault", FIRST_FAULTS)
+async def test_what_fails_before_the_first_byte_is_served_elsewhere(fault: str) -> None:
+    async with (
+        Cluster(2, Settings(time_scale=0)) as cluster,
+        serving(*cluster.urls, timeouts={"first_byte_s": 0.1}, policy="round_robin") as gateway,
+    ):
+        await cluster[0].inject(FIRST_FAULTS[fault])
+        for _ in range(3):
+            answer = await call(gateway.url, CHAT, STREAM)
+            assert (answer.status, answer.head["x-kvlane-endpoint"]) == (200, "E1")
+            assert text_of(answer.body)
+        assert asked(cluster[0])
+
+
+async def test_a_stream_that_stalls_before_its_first_byte_is_504() -> None:
+    async with Cluster(1, Settings(time_scale=0)) as cluster:
+        await cluster[0].inject(Fault(Kind.HANG_AFTER, after=0))
+        async with serving(*cluster.urls, timeouts={"first_byte_s": 0.05}) as gateway:
+            answer = await call(gateway.url, CHAT, STREAM)
+            assert answer.refusal == (504, "server_error", "upstream_timeout")
+
+
+@pytest.mark.parametrize(
+    ("route", "sent"),
+    [
+        ("/v1/responses", b'event: response.created\ndata: {"type":"response.created","response":{"id":"resp_1"}}\n\n'),
+        ("/v1/messages", b'event: message_start\ndata: {"type":"message_start","message":{}}\n\n'),
+        ("/v1/completions", b'data: {"choices":[{"index":0,"text":"a"}]}\n\n'),
+    ],
+)
+async def test_every_kind_of_stream_that_is_cut_short_ends_with_an_error(route: str, sent: bytes) -> None:
+    ask = b'{"model":"sim","stream":true,"prompt":"a","input":"a","messages":[],"max_tokens":5}'
+    play = TwoPart(sent, "end")
+    async with ScriptedEngine(play) as engine, serving(engine.url) as gateway:
+        rest = await play.asked(gateway, ask, route)
+        assert len(errors(rest)) == 1
+        if route == "/v1/messages":
+            assert rest.startswith(b"event: error\ndata: ")
+
+
+# Usage.
+
+
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"], ids=["LF", "CRLF"])
+@pytest.mark.parametrize("cut", SEGMENTS)
+async def test_usage_that_nobody_asked_for_is_hidden_and_every_other_byte_passes(cut: str, newline: bytes) -> None:
+    """S9: the gateway counted all the same."""
+    sent, passed = ROLE + WORDS + USAGE + DONE, ROLE + WORDS + DONE
+
+    async def script(call: Call) -> None:
+        call.write(EVENTS_HEAD)
+        for piece in SEGMENTS[cut](sent.replace(b"\n", newline)):
+            call.write(chunk(piece))
+            await asyncio.sleep(0)
+        call.write(b"0\r\n\r\n")
+
+    async with ScriptedEngine(script) as engine, serving(engine.url) as gateway:
+        assert (await call(gateway.url, CHAT, STREAM)).body == passed.replace(b"\n", newline)
+        assert await metric(gateway, "kvlane_output_tokens_total") == 3
+        assert await metric(gateway, "kvlane_prompt_tokens_total") == 7
+
+
+async def test_usage_on_a_chunk_with_content_passes() -> None:
+    """llama.cpp and SGLang put it there."""
+    last = (
+        b'data: {"choices":[{"index":0,"delta":{"content":"b"}}],"usage":{"prompt_tokens":1,"completion_tokens":2}}\n\n'
+    )
+    assert await through(token("a") + last + DONE) == token("a") + last + DONE
+
+
+async def test_a_chunk_without_choices_or_usage_passes() -> None:
+    """Some engines open with one (content filters, timings)."""
+    odd = b'data: {"choices":[],"prompt_filter_results":[]}\n\n'
+    assert await through(odd + token("a") + USAGE + DONE) == odd + token("a") + DONE
+
+
+@pytest.mark.parametrize("ask", [WITH_USAGE, chat(stream=True, stream_options={"include_usage": True, "x": 1})])
+async def test_usage_that_was_asked_for_is_seen(gateway: Gateway, ask: bytes) -> None:
+    *_, last, done = events((await call(gateway.url, CHAT, ask)).body)
+    assert orjson.loads(last)["choices"] == []
+    assert orjson.loads(last)["usage"]["completion_tokens"] > 0
+    assert done == "[DONE]"
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions"])
+async def test_no_chunk_without_choices_is_seen_by_who_did_not_ask(
+    gateway: Gateway, engine: SimulatedEngine, route: str
+) -> None:
+    """S9."""
+    ask = {"model": "sim", "prompt": "a", "messages": [{"role": "user", "content": "a"}], "stream": True}
+    answer = await call(gateway.url, route, orjson.dumps({**ask, "sim": {"output_tokens": 9}}))
+    chunks = [orjson.loads(data) for data in events(answer.body) if data != "[DONE]"]
+    assert all(chunk["choices"] for chunk in chunks)
+    assert not any("usage" in chunk for chunk in chunks)
+    assert await metric(gateway, "kvlane_output_tokens_total") == 9
+
+
+async def test_an_engine_that_tells_usage_twice_or_never_still_serves(
+    gateway: Gateway, engine: SimulatedEngine
+) -> None:
+    for kind in (Kind.USAGE_TWICE, Kind.NO_USAGE):
+        await engine.inject(Fault(kind, times=1))
+        answer = await call(gateway.url, CHAT, chat(stream=True, sim={"output_tokens": 5}))
+        assert text_of(answer.body)
+        assert b'"choices":[]' not in answer.body
+    assert await metric(gateway, "kvlane_output_tokens_total") in (5, 10), "once, and what is not told may be estimated"
+
+
+# Backpressure.
+
+
+async def test_a_client_that_does_not_read_holds_back_the_engine_and_gets_all_in_the_end() -> None:
+    """The idle timeout is the engine's, not the client's: a slow reader is no stalled engine."""
+    piece, pieces = chunk(token("x" * 60_000)), 500
+    sent = 0
+
+    async def script(call: Call) -> None:
+        nonlocal sent
+        call.write(EVENTS_HEAD)
+        for _ in range(pieces):
+            call.write(piece)
+            await call.writer.drain()
+            sent += 1
+        call.write(chunk(DONE) + b"0\r\n\r\n")
+
+    async with (
+        ScriptedEngine(script) as engine,
+        serving(engine.url, timeouts={"idle_s": 0.05}) as gateway,
+        RawClient.to(gateway.url) as client,
+    ):
+        client.ask(CHAT, STREAM)
+        head = await client.head()
+        before = -1
+        while before != sent:
+            before = sent
+            await asyncio.sleep(0.1)  # twice the idle timeout
+        assert sent < pieces / 2, "what is under way is bounded by the kernel's buffers and ours"
+        got = b"".join([piece async for piece in client.pieces(head)])
+        assert sent == pieces
+        assert got == token("x" * 60_000) * pieces + DONE
+
+
+async def test_a_slow_reader_holds_up_nobody_else() -> None:
+    async with Cluster(1, Settings(time_scale=0)) as cluster, serving(*cluster.urls) as gateway:
+        await cluster[0].inject(Fault(Kind.HUGE_ANSWER, size=30_000_000, times=1))
+        async with RawClient.to(gateway.url) as client:
+            client.ask(CHAT, STREAM)
+            await client.head()
+            for _ in range(5):
+                assert (await call(gateway.url, CHAT, STREAM)).status == 200
+        await until(lambda: not cluster[0].facts.live)
