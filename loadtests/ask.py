@@ -32,6 +32,8 @@ class Ask:
     """The answer, over and over: `sim.text`."""
     reasoning_tokens: int = 0
     """Leading tokens that are reasoning: `sim.reasoning_tokens`."""
+    tool: str | None = None
+    """Name of a tool to call instead of talking: `sim.tool`."""
     is_base64: bool = False
     """How embeddings are to be coded."""
 
@@ -101,6 +103,7 @@ def read(body: Body, prompts: list[list[bytes]], max_tokens: int | None) -> Ask:
         ask.output_tokens = number(wish, "output_tokens", 1)
         ask.reasoning_tokens = number(wish, "reasoning_tokens") or 0
         ask.alphabet = wish["alphabet"] if isinstance(wish.get("alphabet"), str) else None
+        ask.tool = wish["tool"] if isinstance(wish.get("tool"), str) else None
         ask.text = wish["text"] if isinstance(wish.get("text"), str) else None
     return ask
 

@@ -63,6 +63,11 @@ class SimulatedEngine:
         """Where clients find it, without a path."""
         return f"http://{self.host}:{self.port}"
 
+    @property
+    def is_listening(self) -> bool:
+        """Whether connections are taken."""
+        return self._listener is not None
+
     # life
 
     async def start(self) -> None:
@@ -109,7 +114,7 @@ class SimulatedEngine:
         """Die as by kill -9: connections refused, open ones broken off wherever they stand."""
         await self._deafen()
         self.pacer.stop()
-        for task in self._tasks:
+        for task in self._tasks - {asyncio.current_task()}:  # not the one that asks for this, over HTTP
             task.cancel()
         for reply in list(self._replies):
             reply.exchange.on_gone = None  # nobody is left to notice

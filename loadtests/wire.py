@@ -184,8 +184,13 @@ class ChatWire(Wire):
 
     def piece(self, choice: Choice, text: str) -> bytes:
         """Render one token; the last one brings the reason why it is."""
-        key = b'reasoning":' if choice.sent <= self.ask.reasoning_tokens else b'content":'
-        chunk = choice.head + key + orjson.dumps(text) + choice.tail
+        if choice.sent <= self.ask.reasoning_tokens:
+            said = b'reasoning":' + orjson.dumps(text)
+        elif self.ask.tool is not None:
+            said = b'tool_calls":' + orjson.dumps([self._call(choice, text)])
+        else:
+            said = b'content":' + orjson.dumps(text)
+        chunk = choice.head + said + choice.tail
         if choice.sent < choice.output_tokens:
             end = b'null,"token_ids":null}]'
         else:
@@ -195,6 +200,13 @@ class ChatWire(Wire):
         if choice.sent == choice.output_tokens and not self.ask.includes_usage:
             end += b',"system_fingerprint":"%b"' % FINGERPRINT.encode()
         return chunk + end + b"}\n\n"
+
+    def _call(self, choice: Choice, text: str) -> Json:
+        """Render one token of a tool call's arguments; the first one brings the name."""
+        if choice.sent != self.ask.reasoning_tokens + 1:
+            return {"index": 0, "function": {"arguments": text}}
+        function = {"name": self.ask.tool, "arguments": text}
+        return {"id": f"call-{self.id}", "type": "function", "index": 0, "function": function}
 
     def ending(self) -> bytes:
         """Render usage, if asked for, and the end."""
@@ -224,16 +236,22 @@ class ChatWire(Wire):
     def _choice(self, choice: Choice) -> Json:
         words = [choice.language.word(at) for at in range(choice.output_tokens)]
         thought = min(self.ask.reasoning_tokens, len(words))
+        said = "".join(words[thought:])
+        calls = {}
+        if self.ask.tool is not None:
+            function = {"name": self.ask.tool, "arguments": said}
+            calls = {"tool_calls": [{"id": f"call-{self.id}", "type": "function", "function": function}]}
         return {
             "index": choice.index,
             "message": {
                 "role": "assistant",
-                "content": "".join(words[thought:]),
+                "content": None if calls else said,
                 "refusal": None,
                 "annotations": None,
                 "audio": None,
                 "function_call": None,
                 "reasoning": "".join(words[:thought]) or None,
+                **calls,
             },
             "logprobs": None,
             "finish_reason": choice.reason,

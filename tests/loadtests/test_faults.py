@@ -388,3 +388,15 @@ async def test_facts_over_http(http: aiohttp.ClientSession, engine: SimulatedEng
     assert engine.model.kv.idle == 0
     async with http.get(f"{engine.url}/sim/nope") as response:
         assert response.status == 404
+
+
+async def test_life_and_death_over_http(http: aiohttp.ClientSession, engine: SimulatedEngine) -> None:
+    await stream(http, engine, streamed())
+    incarnation = engine.model
+    async with http.post(f"{engine.url}/sim/restart") as response:
+        assert response.status == 202
+    await until(lambda: engine.model is not incarnation and engine.is_listening)
+    assert await answers_well(http, engine)
+    async with http.post(f"{engine.url}/sim/terminate", json={"mode": "abort"}) as response:
+        assert response.status == 202
+    await until(lambda: not engine.is_listening)

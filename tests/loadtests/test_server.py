@@ -106,6 +106,21 @@ async def test_tests_may_wish_for_length_alphabet_and_text(
     assert [list(event["choices"][0]["delta"]) for event in reasoned[1:3]] == [["reasoning"], ["content"]]
 
 
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_answer_may_be_a_tool_call(http: aiohttp.ClientSession, engine: SimulatedEngine, is_stream: bool) -> None:
+    wish = {"tool": "look_up", "text": '{"a": 1}'}
+    if is_stream:
+        told = events(await stream(http, engine, streamed(sim=wish, max_tokens=3)))
+        first, *rest = (event["choices"][0]["delta"]["tool_calls"][0] for event in told[1:4])
+        assert (first["function"]["name"], first["type"]) == ("look_up", "function")
+        assert "".join(call["function"]["arguments"] for call in (first, *rest)) == '{"a": 1}'
+    else:
+        _, answer = await post(http, engine, "/v1/chat/completions", chat(sim=wish, max_tokens=2))
+        message = answer["choices"][0]["message"]
+        assert message["content"] is None
+        assert message["tool_calls"][0]["function"]["name"] == "look_up"
+
+
 # the cache
 
 
@@ -178,6 +193,26 @@ async def test_completion_echoes_its_prompt(http: aiohttp.ClientSession, engine:
     body = {"model": "sim", "prompt": "one two", "echo": True, "max_tokens": 1}
     _, answer = await post(http, engine, "/v1/completions", body)
     assert answer["choices"][0]["text"].startswith("one two")
+
+
+async def test_completion_stream(http: aiohttp.ClientSession, engine: SimulatedEngine) -> None:
+    body = {"model": "sim", "prompt": ["one", "two"], "echo": True, "max_tokens": 3, "ignore_eos": True}
+    _, whole = await post(http, engine, "/v1/completions", body)
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    async with http.post(f"{engine.url}/v1/completions", json={**body, **options}) as response:
+        *chunks, usage, done = events(await response.read())
+    texts = ["", ""]
+    for chunk in chunks:
+        texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert texts == [choice["text"] for choice in whole["choices"]]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert (usage["choices"], usage["usage"]["completion_tokens"], done) == ([], 6, "[DONE]")
+
+
+async def test_prompt_can_be_echoed_without_output(http: aiohttp.ClientSession, engine: SimulatedEngine) -> None:
+    body = {"model": "sim", "prompt": "one two", "echo": True, "max_tokens": 0}
+    _, answer = await post(http, engine, "/v1/completions", body)
+    assert (answer["choices"][0]["text"], answer["usage"]["completion_tokens"]) == ("one two", 0)
 
 
 async def test_embeddings_as_floats_and_as_base64(http: aiohttp.ClientSession, engine: SimulatedEngine) -> None:
@@ -441,6 +476,27 @@ async def test_pipelined_requests_are_answered_in_order(engine: SimulatedEngine)
     assert b" 200 OK" in head
     rest = await reader.readuntil(b'{"detail":"Not Found"}')
     assert rest.index(b"chatcmpl-") < rest.index(b'{"version":"0.32.0"}') < rest.index(b"404 Not Found")
+    writer.close()
+
+
+async def test_bodies_may_be_announced_and_chunked(engine: SimulatedEngine) -> None:
+    body = raw_chat(chat(max_tokens=1)).split(b"\r\n\r\n", 1)[1]
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
+    reader, writer = await raw(engine, head)
+    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    for piece in (body[:10], body[10:]):
+        writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+    writer.write(b"0\r\n\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    assert engine.facts.recent[-1].body == body
+    writer.close()
+
+
+async def test_connection_ends_when_the_client_asks_for_it(engine: SimulatedEngine) -> None:
+    reader, writer = await raw(engine, b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    assert (await reader.read()).endswith(b'{"version":"0.32.0"}')
     writer.close()
 
 
