@@ -77,7 +77,7 @@ class Gateway:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=config.connections.idle_s)
         )
         self._probe = Probe(self.fleet, self._session, config.health, self._clock, self._chance, self.upstream.forget)
-        prefix, counter = secrets.token_hex(5), itertools.count()
+        self._id_prefix, self._id_counter = secrets.token_hex(5), itertools.count()
         self.proxy = Proxy(
             fleet=self.fleet,
             tenants=Tenants(config.tenants),
@@ -87,13 +87,14 @@ class Gateway:
             metrics=self.metrics,
             on_record=self._record,
             is_draining=lambda: self._is_draining,
-            new_id=lambda: f"req_{prefix}{next(counter):010x}",
+            new_id=self._new_id,
             listen=config.listen,
             timeouts=config.timeouts,
             retries=config.retries,
         )
         self._server = ClientServer(
             self.proxy.handle,
+            new_id=self._new_id,
             keepalive_timeout=config.listen.keepalive_s,
             max_line_size=config.listen.max_header_bytes,
             max_field_size=config.listen.max_header_bytes,
@@ -190,6 +191,9 @@ class Gateway:
             for endpoint in listed:
                 if endpoint.label not in known:
                     self._probe.watch(self.fleet.add(pool, endpoint))
+
+    def _new_id(self) -> str:
+        return f"req_{self._id_prefix}{next(self._id_counter):010x}"
 
     def _record(self, record: RequestRecord) -> None:
         self.metrics.observe(record)

@@ -10,7 +10,15 @@ import asyncio
 import re
 from dataclasses import dataclass
 
-from gateway.connection import BrokenAnswer, ConnectFailed, DeadlinePassed, StaleConnection, Stalled, UpstreamError
+from gateway.connection import (
+    BrokenAnswer,
+    ConnectFailed,
+    ConnectTimedOut,
+    DeadlinePassed,
+    StaleConnection,
+    Stalled,
+    UpstreamError,
+)
 from gateway.engines.answers import EngineError, Verdict, read_error, read_stream_error
 from gateway.exchange import Exchange
 from gateway.fleet import Lease
@@ -56,8 +64,12 @@ async def ask(upstream: Upstream, lease: Lease, exchange: Exchange, first_byte_s
         answer = Answer(exchange.route.shape, hides_usage=exchange.call.hides_usage, on_first_token=lease.first_token)
         timer = loop.call_at(give_up_at, answer.expire, too_late)
         try:
-            answer.connection = await connections.send(pieces, answer, is_fresh=is_fresh)
+            answer.connection = await connections.send(
+                pieces, answer, within_s=give_up_at - loop.time(), is_fresh=is_fresh
+            )
             await answer.opened
+        except ConnectTimedOut as error:
+            answer.on_broken(error if error.after_s < min(first_byte_s, left_s) else too_late)
         except ConnectFailed as error:
             answer.on_broken(error)
         except BaseException:
@@ -83,7 +95,9 @@ def judge(answer: Answer, lease: Lease) -> Failure:
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in answer.head.headers}
     payload = answer.failure
     if answer.kind is AnswerKind.ERROR:
-        error = read_error(answer.head.status, headers, answer.held, truncated=answer.is_truncated)
+        error = read_error(
+            answer.head.status, headers, b"" if answer.encoding else answer.held, truncated=answer.is_truncated
+        )
     elif payload is not None and payload.get("error"):
         error = read_stream_error(payload)
     else:
@@ -100,6 +114,6 @@ def judge(answer: Answer, lease: Lease) -> Failure:
     return Failure(
         error.verdict.value,
         answer=error,
-        lines=lines_of_error(answer.head.headers, error.content_type),
+        lines=lines_of_error(answer.head.headers, answer.head.connection, error.content_type),
         may_retry=error.verdict in (Verdict.BUSY, Verdict.BROKEN),
     )

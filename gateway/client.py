@@ -20,7 +20,7 @@ from aiohttp.web import Response, Server, StreamResponse
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 
-from gateway.errors import GatewayError, HeadTooLarge, InternalError, MalformedRequest, render
+from gateway.errors import BrokenBody, GatewayError, HeadTooLarge, InternalError, MalformedRequest, render
 
 
 class _Delivered(StreamResponse):
@@ -40,10 +40,11 @@ class _Delivered(StreamResponse):
 class ClientConnection(RequestHandler):
     """One client's connection: tells when it can take more, and words aiohttp's own refusals as ours."""
 
-    __slots__ = ("on_writable",)
+    __slots__ = ("_new_id", "on_writable")
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, new_id: Callable[[], str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._new_id = new_id
         self.on_writable: Callable[[], None] | None = None
 
     def resume_writing(self) -> None:
@@ -68,7 +69,8 @@ class ClientConnection(RequestHandler):
         else:
             error = MalformedRequest("the request is not valid HTTP/1.1")
         status, headers, body = render(error)
-        response = Response(status=status, body=body, headers=headers)
+        named = [*headers, ("x-request-id", self._new_id()), ("server", "kvlane")]
+        response = Response(status=status, body=body, headers=named)
         response.force_close()
         return response
 
@@ -116,7 +118,8 @@ class ClientAnswer:
 
     def go_on(self) -> None:
         """Ask for the body, if the client waits to be asked."""
-        if self._expects_continue is not None and self._expects_continue.lower() == "100-continue":
+        expected = self._expects_continue
+        if expected is not None and self._is_chunked and expected.lower() == "100-continue":
             self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def reply(self, status: int, lines: bytes, body: bytes, *, closes: bool = False) -> StreamResponse:
@@ -126,11 +129,14 @@ class ClientAnswer:
         self._send(head if self._is_head else head + body)
         return self._delivered()
 
-    def refuse(self, error: GatewayError, lines: bytes, *, closes: bool = False) -> StreamResponse:
+    def refuse(self, error: GatewayError, lines: bytes) -> StreamResponse:
         """Write a refusal."""
         status, headers, body = render(error)
         own = "".join(f"{name}: {value}\r\n" for name, value in headers).encode()
-        return self.reply(status, own + lines, body, closes=closes)
+        response = self.reply(status, own + lines, body, closes=error.closes)
+        if isinstance(error, BrokenBody):
+            self._connection.force_close()  # else aiohttp reads on in a body that cannot be read, and logs that
+        return response
 
     def start(self, status: int, lines: bytes, length: int | None, first: bytes) -> None:
         """Write the head and the first bytes of a body, of `length` in all where that is known."""

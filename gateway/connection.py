@@ -40,6 +40,14 @@ class ConnectFailed(UpstreamError):
     """No connection: refused, unreachable, not in time. The engine saw nothing."""
 
 
+class ConnectTimedOut(ConnectFailed):
+    """No connection in time."""
+
+    def __init__(self, after_s: float) -> None:
+        super().__init__(f"no connection within {after_s:.3g} s")
+        self.after_s = after_s
+
+
 class StaleConnection(UpstreamError):
     """A reused connection died before a byte of the answer: the engine had closed it."""
 
@@ -69,6 +77,8 @@ class AnswerHead:
     content_length: int | None = None
     is_chunked: bool = False
     keep_alive: bytes = b""
+    connection: bytes = b""
+    """Names further headers that are not to be passed on."""
 
 
 class Receiver(Protocol):
@@ -240,6 +250,8 @@ class Connection(asyncio.Protocol):
                 head.content_encoding = value.lower()
             case b"keep-alive":
                 head.keep_alive = value.lower()
+            case b"connection":
+                head.connection += b"," + value if head.connection else value
 
     def on_headers_complete(self) -> None:
         """Hand over the head, unless it only says to wait for another (1xx)."""

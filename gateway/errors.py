@@ -20,12 +20,16 @@ class GatewayError(Exception):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: ClassVar[str] = "internal_error"
+    closes: ClassVar[bool] = False
+    """Whether the connection ends here: what else comes over it cannot be told apart from the rest of this request."""
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.message = message[:MAX_MESSAGE_CHARS]
         self.param = param
         self.retry_after_s = retry_after_s
+        self.allow: tuple[str, ...] = ()
+        """The methods that would do, where this one does not."""
 
 
 class InternalError(GatewayError):
@@ -38,6 +42,12 @@ class InvalidJson(GatewayError):
 
 class InvalidBody(GatewayError):
     status, type, code = 400, "invalid_request_error", "invalid_body"
+
+
+class BrokenBody(InvalidBody):
+    """The body is not framed or encoded as its headers say."""
+
+    closes = True
 
 
 class MissingField(GatewayError):
@@ -77,15 +87,21 @@ class NotFound(GatewayError):
 class MethodNotAllowed(GatewayError):
     status, type, code = 405, "invalid_request_error", "method_not_allowed"
 
+    def __init__(self, method: str, allow: tuple[str, ...]) -> None:
+        super().__init__(f"this path takes {' or '.join(allow)}, not {method[:20]}")
+        self.allow = allow
+
 
 class BodyTimeout(GatewayError):
     """The client stopped sending its body."""
 
     status, type, code = 408, "invalid_request_error", "request_timeout"
+    closes = True
 
 
 class RequestTooLarge(GatewayError):
     status, type, code = 413, "invalid_request_error", "request_too_large"
+    closes = True
 
 
 class HeadTooLarge(GatewayError):
@@ -124,6 +140,8 @@ def render(error: GatewayError) -> tuple[int, list[tuple[str, str]], bytes]:
     Retry-After is in whole seconds and at least 1, for clients that read integers; `retry-after-ms` says it exactly.
     """
     headers = [("content-type", "application/json")]
+    if error.allow:
+        headers.append(("allow", ", ".join(error.allow)))
     if error.retry_after_s is not None:
         wait_s = min(error.retry_after_s, MAX_RETRY_AFTER_S)
         headers.append(("retry-after", str(max(1, math.ceil(wait_s)))))

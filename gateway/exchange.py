@@ -9,7 +9,7 @@ from aiohttp.web_protocol import RequestPayloadError
 from aiohttp.web_request import BaseRequest
 
 from gateway.engines.catalog import ADAPTERS
-from gateway.errors import BodyTimeout, InvalidBody, RequestTooLarge
+from gateway.errors import BodyTimeout, BrokenBody, RequestTooLarge
 from gateway.fleet import Member
 from gateway.openai import Call
 from gateway.routes import Route
@@ -49,15 +49,23 @@ class Exchange:
         return [head, *body]
 
 
-async def read_body(request: BaseRequest, most: int, timeout_s: float) -> bytes | bytearray:
-    """Read the body of a request; what says that it is too long is refused before any of it is read.
+def check_length(request: BaseRequest, most: int) -> None:
+    """Make sure, before any of it is read, that a body does not say it is too long.
 
     Raises:
-        RequestTooLarge, BodyTimeout, InvalidBody: it is too long, does not come, or is not framed as it says.
+        RequestTooLarge: it does.
     """
     said = request.headers.get("content-length")
     if said is not None and said.isdecimal() and int(said) > most:
         raise RequestTooLarge(f"the body has {said} bytes, the limit is {most}")
+
+
+async def read_body(request: BaseRequest, most: int, timeout_s: float) -> bytes | bytearray:
+    """Read the body of a request.
+
+    Raises:
+        RequestTooLarge, BodyTimeout, BrokenBody: it is too long, does not come, or is not framed as it says.
+    """
     content: StreamReader = request.content
     body: bytes | bytearray
     try:
@@ -70,7 +78,7 @@ async def read_body(request: BaseRequest, most: int, timeout_s: float) -> bytes 
     except TimeoutError as error:
         raise BodyTimeout(f"the body did not arrive: nothing came for {timeout_s:g} s") from error
     except (RequestPayloadError, HTTPException, ValueError) as error:
-        raise InvalidBody("the body is not framed or encoded as its headers say") from error
+        raise BrokenBody("the body is not framed or encoded as its headers say") from error
     if len(body) > most:
         raise RequestTooLarge(f"the body has more than {most} bytes, which is the limit")
     return body

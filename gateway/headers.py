@@ -7,7 +7,7 @@ the verdict on a spelling is remembered.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 
@@ -65,25 +65,31 @@ _TO_ENGINE = _Passage(lambda name: name not in _NOT_TO_ENGINE and not name.start
 _TO_CLIENT = _Passage(lambda name: name not in _NOT_TO_CLIENT and not name.startswith(_NOT_TO_CLIENT_PREFIXES))
 
 
-def lines_to_engine(headers: RawHeaders, connection: str | None) -> bytes:
+def lines_to_engine(headers: RawHeaders, connection: Sequence[str]) -> bytes:
     """Give the header lines of a client that an engine may see; `connection` names more that are hop-by-hop."""
-    if connection is not None:
-        named = {name.strip().lower().encode() for name in connection.split(",")}
-        headers = [pair for pair in headers if pair[0].lower() not in named]
+    if connection:
+        headers = _without(headers, ",".join(connection).encode("utf-8", "surrogateescape"))
     return _TO_ENGINE.lines(headers)
 
 
-def lines_to_client(headers: RawHeaders, *, is_stream: bool) -> bytes:
-    """Give the header lines of an engine's answer that its client may see."""
+def lines_to_client(headers: RawHeaders, connection: bytes, *, is_stream: bool) -> bytes:
+    """Give the header lines of an engine's answer that its client may see; `connection` as for the other side."""
+    if connection:
+        headers = _without(headers, connection)
     if not is_stream:
         return _TO_CLIENT.lines(headers)
     return _TO_CLIENT.lines(pair for pair in headers if pair[0].lower() not in _SET_FOR_STREAMS) + EVENT_STREAM_LINES
 
 
-def lines_of_error(headers: RawHeaders, content_type: str) -> bytes:
+def lines_of_error(headers: RawHeaders, connection: bytes, content_type: str) -> bytes:
     """Give the header lines of an engine's error, whose body may have been put into another shape."""
-    kept = [pair for pair in headers if pair[0].lower() != b"content-type"]
+    kept = _without(headers, connection + b",content-type")
     return _TO_CLIENT.lines(kept) + b"content-type: %b\r\n" % content_type.encode("latin-1", "replace")
+
+
+def _without(headers: RawHeaders, names: bytes) -> list[tuple[bytes, bytes]]:
+    dropped = {name.strip().lower() for name in names.split(b",")}
+    return [pair for pair in headers if pair[0].lower() not in dropped]
 
 
 def bearer_key(headers: Mapping[str, str]) -> str | None:

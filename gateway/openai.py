@@ -10,10 +10,10 @@ go on as they came. The edits, each only where it is needed:
 
 import re
 from dataclasses import dataclass
+from email.message import Message
 from typing import Any
 
 import orjson
-from aiohttp.multipart import parse_content_disposition
 
 from gateway.errors import InvalidBody, InvalidField, InvalidJson, MissingField
 from gateway.routes import Route, Shape
@@ -154,5 +154,8 @@ def _part_name(head: bytes) -> str | None:
     for line in head.split(b"\r\n"):
         name, _, value = line.partition(b":")
         if name.strip().lower() == b"content-disposition":
-            return parse_content_disposition(value.strip().decode("utf-8", "replace"))[1].get("name")
+            disposition = Message()
+            disposition["content-disposition"] = value.strip().decode("utf-8", "replace")
+            found = disposition.get_param("name", header="content-disposition")
+            return found if isinstance(found, str) else None
     return None

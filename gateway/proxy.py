@@ -28,7 +28,7 @@ from gateway.client import ClientAnswer
 from gateway.config import Listen, Retries, Timeouts
 from gateway.connection import Stalled
 from gateway.errors import GatewayError, InternalError, MethodNotAllowed, NotFound, Overloaded
-from gateway.exchange import Exchange, read_body
+from gateway.exchange import Exchange, check_length, read_body
 from gateway.fleet import Fleet, FleetPool, Lease, Member
 from gateway.headers import bearer_key, client_deadline_s, lines_to_client, lines_to_engine, sane_request_id
 from gateway.homes import Homes
@@ -108,7 +108,7 @@ class Proxy:
             return await self._serve(request, path, client, trace)
         except GatewayError as error:
             trace.code = error.code
-            return client.refuse(error, id_line(trace), closes=error.status in (408, 413))
+            return client.refuse(error, id_line(trace))
         except asyncio.CancelledError:
             trace.outcome = Outcome.DISCONNECTED
             client.status = 499
@@ -141,6 +141,7 @@ class Proxy:
             trace.outcome = Outcome.OK
             return client.reply(200, JSON + id_line(trace), self._models.answer(path, tenant))
         check_method(request.method, ("POST",) if stored is None else STORED_RESPONSE_METHODS[stored["rest"]])
+        check_length(request, self._listen.max_body_bytes)
         client.go_on()
         body: bytes | bytearray = await read_body(request, self._listen.max_body_bytes, self._listen.body_timeout_s)
         if stored is not None:
@@ -218,7 +219,9 @@ class Proxy:
         """Hand a good answer over."""
         lease.served()
         is_stream = answer.kind is AnswerKind.EVENTS
-        lines = lines_to_client(answer.head.headers, is_stream=is_stream) + id_line(trace)
+        lines = lines_to_client(answer.head.headers, answer.head.connection, is_stream=is_stream) + id_line(trace)
+        if answer.encoding:
+            lines += b"content-encoding: %b\r\n" % answer.encoding
         if exchange.tenant.kvlane_headers:
             lines += kvlane_lines(trace)
         trace.is_stream = is_stream
@@ -320,7 +323,7 @@ class Proxy:
             output_tokens=call.output_tokens,
             deadline=trace.arrived_at + allowed_s,
         )
-        lines = lines_to_engine(request.raw_headers, headers.get("connection"))
+        lines = lines_to_engine(request.raw_headers, headers.getall("connection", ()))
         return Exchange(route, request.method, request.raw_path, lines, body, call, tenant, inference)
 
     def _tell_health(self, client: ClientAnswer, path: str) -> StreamResponse:
@@ -368,4 +371,4 @@ def check_method(method: str, allowed: tuple[str, ...]) -> None:
         MethodNotAllowed: it is not.
     """
     if method not in allowed:
-        raise MethodNotAllowed(f"this path takes {' or '.join(allowed)}, not {method[:20]}")
+        raise MethodNotAllowed(method, allowed)

@@ -64,6 +64,8 @@ class Answer:
         self.connection: Connection | None = None
         self.head: AnswerHead = AnswerHead()
         self.kind = AnswerKind.OTHER
+        self.encoding = b""
+        """What the body is packed in, where that is nothing we can undo: it passes packed and unread."""
         self.error: UpstreamError | None = None
         """What went wrong with the connection, before or inside the answer."""
         self.is_whole = False
@@ -89,16 +91,20 @@ class Answer:
     def on_head(self, head: AnswerHead) -> None:
         """Learn what kind of answer it is."""
         self.head = head
+        if head.content_encoding in (b"gzip", b"x-gzip", b"deflate"):
+            # Not asked for, since accept-encoding is not passed on; some proxy before an engine does it all the same.
+            self._decoder = zlib.decompressobj(wbits=47 if b"gzip" in head.content_encoding else 15)
+        elif head.content_encoding not in (b"", b"identity"):
+            self.encoding = head.content_encoding
         if head.status >= 400:
             self.kind = AnswerKind.ERROR
+        elif self.encoding:
+            self.kind = AnswerKind.OTHER
         elif head.content_type.startswith(b"text/event-stream"):
             self.kind = AnswerKind.EVENTS
             self._events = EventReader(self._shape, hides_usage=self._hides_usage)
         elif b"json" in head.content_type:
             self.kind = AnswerKind.JSON
-        if head.content_encoding in (b"gzip", b"x-gzip", b"deflate"):
-            # Not asked for, since accept-encoding is not passed on; some proxy before an engine does it all the same.
-            self._decoder = zlib.decompressobj(wbits=47 if b"gzip" in head.content_encoding else 15)
 
     def on_body(self, data: bytes) -> None:
         """Hold, or relay."""
@@ -118,6 +124,9 @@ class Answer:
 
     def on_end(self) -> None:
         """Take the end of the engine's answer."""
+        if self._decoder is not None and not self._decoder.eof:
+            self.on_broken(BrokenAnswer("the engine's answer ends in the middle of its compression"))
+            return
         if self._events is not None:
             rest = self._events.flush()
             if self._client is not None and (rest or self._events.failure):
@@ -132,7 +141,8 @@ class Answer:
 
     def on_broken(self, error: UpstreamError) -> None:
         """Take it that there is no more to come."""
-        self.error = error
+        if self.error is None:
+            self.error = error
         if self._client is None:
             self._open()
         else:
@@ -150,7 +160,7 @@ class Answer:
     @property
     def held(self) -> bytes:
         """What was held back."""
-        return b"".join(self._held)
+        return self._held[0] if len(self._held) == 1 else b"".join(self._held)
 
     @property
     def failure(self) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from gateway.connection import AnswerHead, ConnectFailed, Connection, Receiver
+from gateway.connection import AnswerHead, ConnectFailed, Connection, ConnectTimedOut, Receiver
 from gateway.splice import Buffer
 
 
@@ -41,11 +41,13 @@ class EngineConnections:
         """How many are open and unused."""
         return len(self._idle)
 
-    async def send(self, pieces: Sequence[Buffer], receiver: Receiver, *, is_fresh: bool = False) -> Connection:
+    async def send(
+        self, pieces: Sequence[Buffer], receiver: Receiver, *, within_s: float, is_fresh: bool = False
+    ) -> Connection:
         """Send a request over a kept connection, or a new one where there is none or `is_fresh` asks for it.
 
         Raises:
-            ConnectFailed: no connection within `connect_s`.
+            ConnectFailed: no connection within `connect_s`, or `within_s`.
         """
         if not is_fresh:
             now = self.loop.time()
@@ -56,18 +58,18 @@ class EngineConnections:
                     connection.send(pieces, receiver, is_reused=True)
                     return connection
                 connection.abort()
-        connection = await self._connect()
+        connection = await self._connect(min(self._connect_s, within_s))
         connection.send(pieces, receiver, is_reused=False)
         return connection
 
-    async def _connect(self) -> Connection:
+    async def _connect(self, within_s: float) -> Connection:
         try:
-            async with asyncio.timeout(self._connect_s):
+            async with asyncio.timeout(within_s):
                 _, connection = await self.loop.create_connection(
                     lambda: Connection(self), self._host, self._port, ssl=self._tls
                 )
         except TimeoutError as error:
-            raise ConnectFailed(f"no connection within {self._connect_s:g} s") from error
+            raise ConnectTimedOut(within_s) from error
         except OSError as error:
             raise ConnectFailed(error.strerror or str(error) or type(error).__name__) from error
         return connection
