@@ -37,11 +37,16 @@ class Call:
         """Write bytes as they are."""
         self.writer.writelines(data)
 
+    async def flush(self) -> None:
+        """Let go of what is written, in a segment of its own."""
+        await self.writer.drain()
+        await asyncio.sleep(0)
+
     async def write_slowly(self, data: bytes) -> None:
         """Write each byte in a segment of its own."""
         for at in range(len(data)):
             self.writer.write(data[at : at + 1])
-            await asyncio.sleep(0)
+            await self.flush()
 
     async def gone(self) -> None:
         """Wait until the gateway has closed the connection."""

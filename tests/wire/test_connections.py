@@ -10,8 +10,9 @@ from gateway.app import Gateway
 from loadtests.faults import Fault, Kind
 from loadtests.server import SimulatedEngine
 from tests.wire.client import CHAT, RawClient, chat, request
-from tests.wire.engine import Call, ScriptedEngine, says, whole
+from tests.wire.engine import EVENTS_HEAD, Call, ScriptedEngine, chunk, says, whole
 from tests.wire.house import asked, serving
+from tests.wire.sse import DONE
 
 CLOSE = ("Connection", "close")
 CHUNKED = ("Transfer-Encoding", "chunked")
@@ -66,14 +67,19 @@ async def test_a_client_that_asks_to_close_is_closed_after_its_answer(client: Ra
     assert await client.rest() == b""
 
 
-async def test_an_engines_connection_is_used_again(client: RawClient, engine: SimulatedEngine) -> None:
-    client.ask(CHAT, chat())
-    await client.answer()
-    before = engine.facts.connections_total
-    for at in range(10):
-        client.ask(CHAT, chat(stream=at % 2 == 0))
-        assert (await client.answer()).status == 200
-    assert engine.facts.connections_total == before
+async def test_an_engines_connection_is_used_again() -> None:
+    """Behind whole answers, streams and refusals."""
+    answers = [whole(200, b"{}"), EVENTS_HEAD + chunk(DONE) + b"0\r\n\r\n", whole(400, b'{"error":{}}')] * 3
+
+    async def script(call: Call) -> None:
+        call.write(answers.pop())
+
+    async with ScriptedEngine(script) as engine, serving(engine.url) as gateway, RawClient.to(gateway.url) as client:
+        while answers:
+            client.ask(CHAT, chat())
+            await client.answer()
+        assert len(engine.calls) == 9
+        assert len({call.writer for call in engine.calls}) == 1
 
 
 # HTTP/1.0.
