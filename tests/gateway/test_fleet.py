@@ -1,0 +1,280 @@
+"""Fleet and Lease: choosing and charging is one step, giving back is exact, an incarnation keeps its own books."""
+
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config import EndpointConfig
+from gateway.errors import ModelNotFound, Overloaded
+from gateway.fleet import Fleet, FleetPool, Lease, Member
+from policies.endpoint import Endpoint, Outstanding
+from policies.health import State
+from policies.policy import Reason
+from policies.request import InferenceRequest
+from policies.spread import LeastRequests
+
+REQUEST = InferenceRequest("r", "m", prompt_tokens=100, output_tokens=10)
+
+
+@dataclass
+class Town:
+    """A fleet of one pool, and a clock that stands still."""
+
+    now: float = 1000.0
+    fleet: Fleet = field(init=False)
+    pool: FleetPool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fleet = Fleet(lambda: self.now)
+        self.pool = self.fleet.add_pool("p", LeastRequests(Random(1)))
+
+    def join(self, name: str, *models: str, is_ready: bool = True, api_key: str | None = None) -> Member:
+        """Let an engine join that serves `models`, `m` if none is named."""
+        config = EndpointConfig(name=name, url=f"http://{name}:80/sub", models=models or ("m",), api_key=api_key)
+        member = self.fleet.add(self.pool, config)
+        if is_ready:
+            member.endpoint.health.answered()
+        return member
+
+    def lease(self, *tried: Endpoint) -> Lease:
+        return self.fleet.lease(REQUEST, self.pool, set(tried))
+
+
+@pytest.fixture
+def town() -> Town:
+    return Town()
+
+
+# Leases.
+
+
+def test_a_lease_charges_before_anybody_else_can_choose(town: Town) -> None:
+    """8 requests to 2 endpoints, taken without a wait between them, go 4 and 4."""
+    members = [town.join("a"), town.join("b")]
+    leases = [town.lease() for _ in range(8)]
+    assert [member.endpoint.outstanding.requests for member in members] == [4, 4]
+    for lease in leases:
+        with lease:
+            pass
+    assert [member.endpoint.outstanding for member in members] == [Outstanding(), Outstanding()]
+    assert sum(member.leases_total for member in members) == 8
+
+
+def test_the_first_token_moves_a_request_from_prefill_to_decode_once(town: Town) -> None:
+    endpoint = town.join("a").endpoint
+    with town.lease() as lease:
+        assert endpoint.outstanding == Outstanding(1, 100, 0)
+        lease.first_token()
+        lease.first_token()
+        assert endpoint.outstanding == Outstanding(1, 0, 1)
+    assert endpoint.outstanding == Outstanding()
+
+
+def test_a_first_token_that_comes_after_the_end_changes_nothing(town: Town) -> None:
+    endpoint = town.join("a").endpoint
+    with town.lease() as lease:
+        pass
+    lease.first_token()
+    assert endpoint.outstanding == Outstanding()
+
+
+def test_a_lease_is_given_back_whatever_happens_inside(town: Town) -> None:
+    endpoint = town.join("a").endpoint
+    with pytest.raises(KeyboardInterrupt), town.lease():
+        raise KeyboardInterrupt
+    assert endpoint.outstanding == Outstanding()
+
+
+def test_a_lease_is_given_back_only_once(town: Town) -> None:
+    town.join("a")
+    with town.lease() as lease:
+        pass
+    with pytest.raises(AssertionError), lease:
+        pass
+
+
+@given(st.lists(st.sampled_from(["lease", "token", "end", "renew", "remove", "add"]), max_size=80), st.randoms())
+def test_books_are_exact_while_engines_restart_leave_and_return(operations: list[str], chance: Random) -> None:
+    town = Town()
+    members = [town.join("a"), town.join("b")]
+    seen = {member.endpoint for member in members}
+    leases: list[Lease] = []
+    for operation in operations:
+        if operation == "lease" and members:
+            leases.append(town.lease())
+        elif operation == "token" and leases:
+            chance.choice(leases).first_token()
+        elif operation == "end" and leases:
+            with leases.pop(chance.randrange(len(leases))):
+                pass
+        elif operation == "renew" and members:
+            member = chance.choice(members)
+            town.fleet.renew(member)
+            member.endpoint.health.answered()
+        elif operation == "remove" and members:
+            town.fleet.remove(members.pop(chance.randrange(len(members))))
+        elif operation == "add" and len(members) < 4:
+            name = next(name for name in "abcd" if name not in {member.endpoint.name for member in members})
+            members.append(town.join(name))
+        seen |= {member.endpoint for member in members}
+        for endpoint in seen:
+            assert endpoint.outstanding.requests == sum(lease.endpoint is endpoint for lease in leases)
+    for lease in leases:
+        with lease:
+            pass
+    assert {(e.outstanding.requests, e.outstanding.prefill_tokens, e.outstanding.decoding) for e in seen} <= {(0, 0, 0)}
+
+
+def test_what_requests_meet_moves_the_health_of_the_incarnation_that_was_charged(town: Town) -> None:
+    member = town.join("a")
+    old = member.endpoint
+    with town.lease() as lease:
+        town.fleet.renew(member)
+        member.endpoint.health.answered()
+        lease.failed()
+        lease.failed()
+        lease.not_now(5.0)
+    assert old.health.state is State.SUSPECT
+    assert member.endpoint.health.is_ready(town.now)
+
+
+def test_a_busy_engine_is_left_alone_for_as_long_as_it_asks(town: Town) -> None:
+    town.join("a")
+    with town.lease() as lease:
+        lease.not_now(5.0)
+    with pytest.raises(Overloaded) as caught:
+        town.lease()
+    assert caught.value.retry_after_s == 5.0
+    town.now += 5.0
+    with town.lease():
+        pass
+
+
+def test_one_word_of_success_ends_a_suspicion(town: Town) -> None:
+    endpoint = town.join("a").endpoint
+    with town.lease() as lease:
+        lease.failed()
+        lease.failed()
+        assert repr(endpoint) == "<Endpoint a suspect 1 in flight>"
+        lease.served()
+    assert repr(endpoint) == "<Endpoint a ready 0 in flight>"
+
+
+def test_an_engine_that_drains_gets_nothing_more(town: Town) -> None:
+    town.join("a")
+    town.join("b")
+    first = town.lease()
+    first.drain()
+    assert first.endpoint not in {town.lease().endpoint for _ in range(4)}
+
+
+# Nobody there.
+
+
+def test_a_refusal_says_how_the_endpoints_stand(town: Town) -> None:
+    town.join("a", is_ready=False)
+    town.join("b").endpoint.health.drain()
+    town.join("c").endpoint.health.not_now(town.now, 7.0)
+    town.join("d", "other")
+    with pytest.raises(Overloaded, match=r"pool p .* model 'm' now: 1 busy, 1 draining, 1 starting") as caught:
+        town.lease()
+    assert caught.value.retry_after_s == 7.0
+
+
+def test_what_was_tried_is_not_leased_again(town: Town) -> None:
+    one, other = town.join("a").endpoint, town.join("b").endpoint
+    assert town.lease(one).endpoint is other
+    with pytest.raises(Overloaded):
+        town.lease(one, other)
+
+
+def test_a_named_engine_is_leased_for_what_it_holds(town: Town) -> None:
+    member = town.join("a")
+    with town.fleet.lease_on(member, REQUEST) as lease:
+        assert lease.choice.reason is Reason.HOLDS
+        assert member.endpoint.outstanding.requests == 1
+    member.endpoint.health.drain()
+    with pytest.raises(Overloaded, match="the endpoint a that holds this is draining"):
+        town.fleet.lease_on(member, REQUEST)
+
+
+# Models and pools.
+
+
+def test_the_pool_of_a_model_is_the_first_that_serves_it(town: Town) -> None:
+    town.join("a", "x")
+    second = town.fleet.add_pool("q", LeastRequests(Random(1)))
+    town.fleet.add(second, EndpointConfig(name="b", url="http://b", models=("x", "y")))
+    assert town.fleet.pool_for("x") is town.pool
+    assert town.fleet.pool_for("y") is second
+
+
+def test_an_unknown_model_is_unknown_only_when_every_engine_has_told(town: Town) -> None:
+    town.join("a", "x")
+    with pytest.raises(ModelNotFound):
+        town.fleet.pool_for("z")
+    silent = town.fleet.add(town.pool, EndpointConfig(name="b", url="http://b"))
+    with pytest.raises(Overloaded):
+        town.fleet.pool_for("z")
+    silent.endpoint.models = frozenset(("z",))
+    assert town.fleet.pool_for("z") is town.pool
+
+
+def test_models_are_listed_with_the_largest_context_that_is_offered(town: Town) -> None:
+    for name, limit in (("a", 8192), ("b", 32_768), ("c", None)):
+        town.join(name, "m").endpoint.max_context_tokens = limit
+    town.join("d", "other")
+    assert town.fleet.models() == {"m": 32_768, "other": None}
+
+
+@pytest.mark.parametrize(
+    ("state", "is_serving"),
+    [
+        (State.STARTING, False),
+        (State.READY, True),
+        (State.SUSPECT, True),
+        (State.EJECTED, False),
+        (State.DRAINING, False),
+    ],
+)
+def test_the_fleet_serves_when_one_endpoint_may_be_given_a_request(town: Town, state: State, is_serving: bool) -> None:
+    town.join("a", is_ready=False)
+    town.join("b").endpoint.health.state = state
+    assert town.fleet.is_serving() is is_serving
+
+
+# Members.
+
+
+def test_an_engine_that_leaves_ends_what_runs_and_gets_nothing_new(town: Town) -> None:
+    member = town.join("a")
+    other = town.join("b")
+    with town.fleet.lease_on(member, REQUEST):
+        town.fleet.remove(member)
+        assert list(town.fleet.members()) == [other]
+        assert town.fleet.member_of(member.endpoint) is None
+        assert {town.lease().endpoint for _ in range(4)} == {other.endpoint}
+    assert member.endpoint.outstanding == Outstanding()
+
+
+def test_a_new_incarnation_stands_in_the_place_of_the_old_one(town: Town) -> None:
+    members = [town.join("a"), town.join("b"), town.join("c")]
+    old = members[1].endpoint
+    old.max_context_tokens = 4096
+    town.fleet.renew(members[1])
+    new = members[1].endpoint
+    assert new is not old
+    assert town.pool.pool.endpoints == [members[0].endpoint, new, members[2].endpoint]
+    assert (new.name, new.url, new.models, new.max_context_tokens) == ("b", "http://b:80/sub", frozenset(("m",)), 4096)
+    assert (new.health.state, new.outstanding) == (State.STARTING, Outstanding())
+    assert town.fleet.member_of(old) is None
+    assert town.fleet.member_of(new) is members[1]
+
+
+def test_a_member_knows_what_every_request_to_it_carries(town: Town) -> None:
+    plain, keyed = town.join("a"), town.join("b", api_key="secret")
+    assert (plain.path_prefix, plain.header_lines) == ("/sub", "host: a:80\r\n")
+    assert keyed.header_lines == "host: b:80\r\nauthorization: Bearer secret\r\n"
