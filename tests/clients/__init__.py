@@ -1,0 +1,1 @@
+"""The official clients, old, current and Node: through the gateway they see what a direct connection shows."""
