@@ -29,11 +29,11 @@ SECTIONS: dict[str, dict[str, object]] = {
 }
 
 
-def config(urls: list[str], *, policy: str = "least_requests", **sections: dict[str, object]) -> Config:
+def config(urls: list[str], *, policy: str = "least_requests", **sections: Any) -> Config:
     """Make a configuration for engines e0, e1, … with health checks twenty times as often as by default."""
     endpoints = [{"name": f"e{at}", "url": url} for at, url in enumerate(urls)]
-    merged = {name: SECTIONS.get(name, {}) | sections.get(name, {}) for name in SECTIONS.keys() | sections.keys()}
-    return build({**merged, "pools": [{"policy": policy, "endpoints": endpoints}]}, "test", {})
+    quick = {name: {**section, **sections.pop(name, {})} for name, section in SECTIONS.items()}
+    return build({**quick, **sections, "pools": [{"policy": policy, "endpoints": endpoints}]}, "test", {})
 
 
 def prompt(text: str, *, tokens: int = 4, stream: bool = False, **fields: object) -> dict[str, object]:
