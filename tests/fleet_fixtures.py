@@ -29,9 +29,18 @@ SECTIONS: dict[str, dict[str, object]] = {
 }
 
 
-def config(urls: list[str], *, policy: str = "least_requests", **sections: Any) -> Config:
-    """Make a configuration for engines e0, e1, … with health checks twenty times as often as by default."""
-    endpoints = [{"name": f"e{at}", "url": url} for at, url in enumerate(urls)]
+def config(
+    urls: list[str], *, policy: str = "least_requests", endpoint: dict[str, Any] | None = None, **sections: Any
+) -> Config:
+    """Make a configuration for engines e0, e1, … with health checks twenty times as often as by default.
+
+    Args:
+        urls: Of the engines.
+        policy: Of the one pool.
+        endpoint: What is said of each engine beside its name and URL.
+        sections: Of the configuration, over those of `SECTIONS`.
+    """
+    endpoints = [{"name": f"e{at}", "url": url, **(endpoint or {})} for at, url in enumerate(urls)]
     quick = {name: {**section, **sections.pop(name, {})} for name, section in SECTIONS.items()}
     return build({**quick, **sections, "pools": [{"policy": policy, "endpoints": endpoints}]}, "test", {})
 
@@ -163,7 +172,7 @@ class House:
 
 @asynccontextmanager
 async def house(
-    count: int = 2, settings: Settings = FAST, *, waits: bool = True, policy: str = "least_requests", **sections: Any
+    count: int = 2, settings: Settings = FAST, *, waits: bool = True, **sections: Any
 ) -> AsyncIterator[House]:
     """Run engines and a gateway; wait until all are ready, if not told otherwise.
 
@@ -171,10 +180,9 @@ async def house(
         count: Of engines.
         settings: Of each engine.
         waits: Whether to wait for all engines.
-        policy: Of the one pool.
-        sections: Of the configuration, over those of `SECTIONS`.
+        sections: What `config` takes.
     """
-    async with Cluster(count, settings) as cluster, before(cluster, policy=policy, **sections) as whole:
+    async with Cluster(count, settings) as cluster, before(cluster, **sections) as whole:
         if waits:
             await until(lambda: set(whole.states) == {State.READY}, "all engines ready")
         yield whole

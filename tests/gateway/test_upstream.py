@@ -537,8 +537,8 @@ async def test_the_engines_of_a_url_share_their_connections() -> None:
 
 
 async def test_the_pieces_of_a_request_arrive_in_order_as_they_were(engine: Engine) -> None:
-    body = bytearray(b"abc")
+    body = memoryview(bytearray(b"abc"))
     notes = Notes()
-    await engine.pool.send([b"POST / HTTP/1.1\r\n", memoryview(body)[:2], body, b"\r\n\r\n"], notes, within_s=WITHIN_S)
+    await engine.pool.send([b"POST / HTTP/1.1\r\n", body[:2], body, b"\r\n\r\n"], notes, within_s=WITHIN_S)
     await notes.whole()
     assert engine.received == b"POST / HTTP/1.1\r\nababc\r\n\r\n"

@@ -1,0 +1,247 @@
+"""Watching engines: what they are, how they are, what they serve, what they do not tell, how often they are asked."""
+
+import asyncio
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+
+from gateway.app import running
+from gateway.config import Kind as EngineKind
+from gateway.config import build
+from loadtests.cluster import Cluster
+from loadtests.faults import Fault, Kind
+from loadtests.server import SimulatedEngine
+from loadtests.settings import Settings
+from policies.endpoint import EngineReport
+from policies.health import State
+from tests.fleet_fixtures import FAST, INTERVAL_S, House, before, house, leave, until
+
+MODELS = ("/v1/models",)
+METRICS = ("/metrics",)
+
+
+async def rounds(whole: House, count: int, at: int = 0) -> None:
+    """Wait until an engine was asked so many times more."""
+    engine = whole.cluster[at]
+    asked = engine.facts.calls["/health"]
+    await until(lambda: engine.facts.calls["/health"] >= asked + count, f"{count} health checks")
+
+
+# What it is.
+
+
+async def test_an_engine_says_itself_what_it_is_and_serves() -> None:
+    async with house(1, Settings(time_scale=0.0, models=("base", "org/lora"), max_context_tokens=4096)) as whole:
+        (member,) = whole.gateway.fleet.members()
+        assert member.kind is EngineKind.VLLM
+        assert member.endpoint.models == {"base", "org/lora"}
+        assert member.endpoint.max_context_tokens == 4096
+
+
+async def test_what_the_configuration_says_goes_before_what_the_engine_says() -> None:
+    told = {"kind": "vllm", "models": ["sim", "alias"], "max_context_tokens": 100}
+    async with house(1, FAST, endpoint=told) as whole:
+        await rounds(whole, 3)
+        (endpoint,) = whole.endpoints
+        assert (endpoint.models, endpoint.max_context_tokens) == (frozenset(("sim", "alias")), 100)
+
+
+async def test_an_engine_with_a_key_is_asked_with_it() -> None:
+    async with house(1, Settings(time_scale=0.0, api_key="s3cret"), endpoint={"api_key": "s3cret"}) as whole:
+        assert whole.endpoints[0].models == {"sim"}
+        assert (await whole.ask()).status == 200
+
+
+async def test_an_engine_that_refuses_our_key_is_known_and_useless() -> None:
+    async with house(1, Settings(time_scale=0.0, api_key="s3cret"), waits=False) as whole:
+        await rounds(whole, 2)
+        assert whole.endpoints[0].models == frozenset()
+        answer = await whole.ask()
+        assert (answer.status, answer.json["error"]["code"]) == (503, "server_overloaded")
+
+
+async def test_models_are_asked_for_until_they_are_told() -> None:
+    async with Cluster(1, FAST) as cluster:
+        await cluster[0].inject(Fault(Kind.STATUS, status=500, paths=MODELS, body="not yet"))
+        async with before(cluster, endpoint={"kind": "vllm"}) as whole:
+            await rounds(whole, 3)
+            assert whole.endpoints[0].models == frozenset()
+            await cluster.clear()
+            await until(lambda: whole.endpoints[0].models == {"sim"}, "told")
+
+
+async def test_models_that_are_known_are_not_asked_for_all_the_time() -> None:
+    async with house(1, FAST) as whole:
+        asked = whole.cluster[0].facts.calls["/v1/models"]
+        await rounds(whole, 10)
+        assert whole.cluster[0].facts.calls["/v1/models"] == asked
+
+
+# How loaded it is.
+
+
+async def test_load_is_what_the_engine_reports() -> None:
+    async with house(1, Settings(time_scale=1.0, max_num_seqs=2)) as whole:
+        waiting = [asyncio.create_task(whole.ask(f"unique {at}", tokens=10_000, stream=True)) for at in range(5)]
+        await until(lambda: whole.endpoints[0].report.running == 2, "two running")
+        report = whole.endpoints[0].report
+        assert (report.waiting, report.block_tokens, report.kv_capacity_tokens) == (3, 16, 400_000)
+        assert report.kv_usage is not None
+        assert 0 < report.kv_usage < 0.1
+        assert report.at <= asyncio.get_running_loop().time()
+        await leave(waiting)
+        await until(lambda: whole.endpoints[0].report.running == 0, "none running")
+
+
+async def test_frozen_figures_are_taken_as_they_come() -> None:
+    async with house(1, FAST) as whole:
+        await whole.cluster[0].inject(Fault(Kind.FROZEN_METRICS))
+        at = whole.endpoints[0].report.at
+        await until(lambda: whole.endpoints[0].report.at > at, "read again")
+        assert whole.endpoints[0].report.running == 0
+        assert whole.states == [State.READY]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(Kind.STATUS, status=404, paths=METRICS, body="no"),
+        Fault(Kind.STATUS, status=501, paths=METRICS, body="no"),
+        Fault(Kind.STATUS, status=500, paths=METRICS, body="boom"),
+        Fault(Kind.STATUS, status=200, paths=METRICS, body="vllm:num_requests_running{ 12\x00 nonsense"),
+        Fault(Kind.STATUS, status=200, paths=METRICS, body=""),
+    ],
+    ids=["404", "501", "500", "nonsense", "empty"],
+)
+async def test_an_engine_without_figures_is_well_and_its_load_unknown(fault: Fault) -> None:
+    """Missing is not zero, and old is not now."""
+    async with house(1, FAST) as whole:
+        await whole.cluster[0].inject(fault)
+        await until(lambda: whole.endpoints[0].report.running is None, "unknown")
+        assert whole.endpoints[0].report == EngineReport(at=whole.endpoints[0].report.at)
+        assert whole.states == [State.READY]
+        assert (await whole.ask()).status == 200
+        await whole.cluster.clear()
+        await until(lambda: whole.endpoints[0].report.running == 0, "known again")
+
+
+@pytest.mark.parametrize("kind", [Kind.RESET, Kind.HANG])
+async def test_figures_that_do_not_come_leave_the_last_ones_at_their_age(kind: Kind) -> None:
+    async with house(1, FAST, health={"timeout_s": 0.1}) as whole:
+        await whole.cluster[0].inject(Fault(kind, paths=METRICS))
+        await rounds(whole, 2)
+        at = whole.endpoints[0].report.at
+        await rounds(whole, 3)
+        report = whole.endpoints[0].report
+        assert report.at == at or report.running is None
+        assert whole.states == [State.READY]
+        await whole.cluster.clear()
+        await until(lambda: whole.endpoints[0].report.at > at, "read again")
+
+
+async def test_a_page_without_end_is_not_read_to_its_end() -> None:
+    async with house(1, FAST) as whole:
+        await whole.cluster[0].inject(Fault(Kind.HUGE_ERROR, status=200, paths=METRICS, size=1 << 40))
+        await rounds(whole, 3)
+        assert whole.states == [State.READY]
+        assert whole.endpoints[0].report.running is None
+        await whole.cluster.clear()
+
+
+# How it is.
+
+
+async def test_an_engine_that_is_slow_to_say_that_it_is_well_is_not() -> None:
+    async with house(1, FAST, health={"timeout_s": 0.1}) as whole:
+        await whole.cluster[0].inject(Fault(Kind.HANG, paths=("/health",)))
+        await until(lambda: whole.states == [State.EJECTED], "ejected")
+        await whole.cluster.clear()
+        await whole.is_ready(0)
+
+
+async def test_health_is_what_the_health_page_says_now() -> None:
+    async with house(1, FAST) as whole:
+        for _ in range(3):
+            await whole.cluster[0].inject(Fault(Kind.UNHEALTHY))
+            await until(lambda: whole.states == [State.EJECTED], "ejected")
+            await whole.cluster.clear()
+            await whole.is_ready(0)
+        assert whole.endpoints[0].outstanding.requests == 0
+
+
+async def test_one_lost_health_check_does_not_empty_a_pool() -> None:
+    async with house(1, FAST) as whole:
+        await whole.cluster[0].inject(Fault(Kind.STATUS, times=1, status=503, paths=("/health",), body=""))
+        while not whole.endpoints[0].health.failed_probes:
+            assert (await whole.ask()).status == 200
+        assert (await whole.ask()).status == 200
+        await whole.is_ready(0)
+
+
+# How often.
+
+
+async def test_an_engine_is_asked_for_health_and_load_once_a_round() -> None:
+    async with house(2, FAST) as whole:
+        facts = whole.cluster[0].facts
+        start = facts.calls.copy()
+        await rounds(whole, 10)
+        asked = facts.calls - start
+        assert asked["/metrics"] <= asked["/health"] + 1
+        assert set(asked) <= {"/health", "/metrics"}
+
+
+async def test_load_may_be_asked_for_less_often_than_health() -> None:
+    async with house(1, FAST, health={"state_interval_s": 3600}) as whole:
+        asked = whole.cluster[0].facts.calls["/metrics"]
+        await rounds(whole, 10)
+        assert whole.cluster[0].facts.calls["/metrics"] == asked
+
+
+async def test_engines_are_not_asked_in_step() -> None:
+    """R = 10 rounds of 6 engines, unseeded: the times between checks differ, by 10 % at most and lateness."""
+    interval_s = 0.15
+    async with house(6, FAST, health={"interval_s": interval_s}) as whole:
+        await asyncio.gather(*(rounds(whole, 10, at) for at in range(6)))
+        gaps = [gap for engine in whole.cluster for gap in gaps_of(engine)]
+        assert 0.88 * interval_s < min(gaps) < 0.97 * interval_s
+        assert max(gaps) > 1.03 * interval_s
+
+
+def gaps_of(engine: SimulatedEngine) -> Iterator[float]:
+    times = [seen.at for seen in engine.facts.recent if seen.target == "/health"]
+    return (later - earlier for earlier, later in pairwise(times[1:]))
+
+
+async def test_an_engine_that_was_removed_is_asked_nothing_more() -> None:
+    async with house(2, FAST) as whole:
+        gateway = whole.gateway
+        member = gateway.fleet.pools[0].members[0]
+        gateway._probe.forget(member)
+        gateway.fleet.remove(member)
+        await rounds(whole, 2, at=1)
+        asked = whole.cluster[0].facts.calls.total()
+        await rounds(whole, 5, at=1)
+        assert whole.cluster[0].facts.calls.total() == asked
+        assert await whole.metric("kvlane_endpoint_state", endpoint="e0") == 0
+
+
+async def test_an_engines_figures_may_be_on_another_port() -> None:
+    """Triton's are; here a second engine lends its page."""
+    async with Cluster(2, FAST) as cluster:
+        endpoint = {"name": "e0", "url": cluster.urls[0], "metrics_url": cluster.urls[1] + "/metrics", "kind": "vllm"}
+        await cluster[0].inject(Fault(Kind.STATUS, status=404, paths=METRICS, body=""))
+        configuration = build(
+            {
+                "listen": {"port": 0, "admin_port": 0},
+                "health": {"interval_s": INTERVAL_S, "state_interval_s": INTERVAL_S},
+                "pools": [{"endpoints": [endpoint]}],
+            },
+            "test",
+            {},
+        )
+        async with running(configuration) as gateway:
+            (member,) = gateway.fleet.members()
+            await until(lambda: member.endpoint.report.running == 0, "read")
+            assert cluster[1].facts.calls["/metrics"] >= 1
