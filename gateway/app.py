@@ -38,6 +38,7 @@ from gateway.proxy import Proxy
 from gateway.tenants import Tenants
 from gateway.upstream import Upstream
 from policies.catalog import POLICIES
+from policies.endpoint import Endpoint
 from policies.health import State
 from policies.record import RequestRecord
 
@@ -76,7 +77,10 @@ class Gateway:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=config.connections.idle_s)
         )
-        self._probe = Probe(self.fleet, self._session, config.health, self._clock, self._chance, self.upstream.forget)
+        self._knocking = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
+        self._probe = Probe(
+            self.fleet, self._session, self._knocking, config.health, self._clock, self._chance, self._gone
+        )
         self._id_prefix, self._id_counter = secrets.token_hex(5), itertools.count()
         self.proxy = Proxy(
             fleet=self.fleet,
@@ -158,6 +162,7 @@ class Gateway:
         if self._admin_runner is not None:
             await self._admin_runner.cleanup()
         await self._session.close()
+        await self._knocking.close()
         self.upstream.close()
         if self._access_log is not None:
             self._access_log.close()
@@ -191,6 +196,10 @@ class Gateway:
             for endpoint in listed:
                 if endpoint.label not in known:
                     self._probe.watch(self.fleet.add(pool, endpoint))
+
+    def _gone(self, endpoint: Endpoint) -> None:
+        self.upstream.forget(endpoint.url)
+        self.proxy.give_up_on(endpoint)
 
     def _new_id(self) -> str:
         return f"req_{self._id_prefix}{next(self._id_counter):010x}"

@@ -42,11 +42,10 @@ class Failure:
     may_retry: bool = True
 
 
-async def ask(upstream: Upstream, lease: Lease, exchange: Exchange, first_byte_s: float) -> Answer:
+async def ask(answer: Answer, upstream: Upstream, lease: Lease, exchange: Exchange, first_byte_s: float) -> None:
     """Send to the leased endpoint, and wait until it is known what its answer is.
 
     A kept connection that turns out to be stale is replaced by a fresh one, once: the engine never saw the request.
-    Whoever is cancelled here has lost its client: the engine's connection is closed at once.
     """
     loop = asyncio.get_running_loop()
     connections = upstream.to(lease.endpoint.url)
@@ -59,27 +58,22 @@ async def ask(upstream: Upstream, lease: Lease, exchange: Exchange, first_byte_s
     else:
         too_late = Stalled(f"no first byte within {first_byte_s:.3g} s")
     give_up_at = now + min(first_byte_s, left_s)
-    is_fresh = False
-    while True:
-        answer = Answer(exchange.route.shape, hides_usage=exchange.call.hides_usage, on_first_token=lease.first_token)
-        timer = loop.call_at(give_up_at, answer.expire, too_late)
-        try:
-            answer.connection = await connections.send(
-                pieces, answer, within_s=give_up_at - loop.time(), is_fresh=is_fresh
-            )
+    timer = loop.call_at(give_up_at, answer.abandon, too_late)
+    try:
+        for is_fresh in (False, True):
+            within_s = give_up_at - loop.time()
+            answer.connection = await connections.send(pieces, answer, within_s=within_s, is_fresh=is_fresh)
             await answer.opened
-        except ConnectTimedOut as error:
-            answer.on_broken(error if error.after_s < min(first_byte_s, left_s) else too_late)
-        except ConnectFailed as error:
-            answer.on_broken(error)
-        except BaseException:
-            answer.close()
-            raise
-        finally:
-            timer.cancel()
-        if is_fresh or not isinstance(answer.error, StaleConnection):
-            return answer
-        is_fresh = True
+            if not isinstance(answer.error, StaleConnection):
+                return
+            answer.reopen()
+        raise AssertionError("a fresh connection is never stale")
+    except ConnectTimedOut as error:
+        answer.on_broken(error if error.after_s < min(first_byte_s, left_s) else too_late)
+    except ConnectFailed as error:
+        answer.on_broken(error)
+    finally:
+        timer.cancel()
 
 
 def judge(answer: Answer, lease: Lease) -> Failure:

@@ -40,12 +40,22 @@ class _Delivered(StreamResponse):
 class ClientConnection(RequestHandler):
     """One client's connection: tells when it can take more, and words aiohttp's own refusals as ours."""
 
-    __slots__ = ("_new_id", "on_writable")
+    __slots__ = ("_new_id", "is_serving", "on_writable")
 
     def __init__(self, *args: Any, new_id: Callable[[], str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._new_id = new_id
         self.on_writable: Callable[[], None] | None = None
+        self.is_serving = False
+        """Whether a request is under way."""
+
+    def eof_received(self) -> None:
+        """Take a client that ends its side in the middle of a request as one that has left.
+
+        Else uvloop waits until all is sent, for ever where the client reads no more, and the engine works on.
+        """
+        if self.is_serving and self.transport is not None:
+            self.transport.abort()
 
     def resume_writing(self) -> None:
         """The client has read what had piled up."""
@@ -107,6 +117,7 @@ class ClientAnswer:
         assert isinstance(connection, ClientConnection)
         assert transport is not None
         self._connection = connection
+        connection.is_serving = True
         self._transport = transport
         self._keeps_alive = request.keep_alive
         self._is_chunked = request.version >= HttpVersion11
@@ -190,6 +201,7 @@ class ClientAnswer:
         return b"%b%b%b%b\r\n" % (first, lines, framing, close)
 
     def _delivered(self) -> StreamResponse:
+        self._connection.is_serving = False
         return DELIVERED if self._keeps_alive else DELIVERED_AND_CLOSE
 
 

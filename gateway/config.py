@@ -264,7 +264,7 @@ def build(document: object, source: str, environment: Mapping[str, str] = os.env
     try:
         config = Config.model_validate(resolved)
     except ValidationError as error:
-        problems += [_problem(item) for item in error.errors()]
+        problems += [_problem(item) for item in _without_echoes(error.errors())]
     if problems:
         raise ConfigError(source, problems)
     return config
@@ -298,12 +298,28 @@ def _resolve(value: Any, path: str, environment: Mapping[str, str], problems: li
     return ENVIRONMENT_REFERENCE.sub(replace, value)
 
 
+def _without_echoes(errors: Iterable[Any]) -> list[Any]:
+    """Leave out that a list is too short, where the entries it lacks are problems of their own."""
+    found = list(errors)
+    return [
+        item
+        for item in found
+        if item["type"] != "too_short" or not any(_is_inside(other["loc"], item["loc"]) for other in found)
+    ]
+
+
+def _is_inside(path: tuple[Any, ...], outer: tuple[Any, ...]) -> bool:
+    return len(path) > len(outer) and path[: len(outer)] == outer
+
+
 def _problem(item: Any) -> str:
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in item["loc"]).lstrip(".")
     message = str(item["msg"]).removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     if item["type"] == "extra_forbidden":
         return f"{path}: unknown key"
+    if item["type"] == "too_short":
+        return f"{path}: must have at least {item['ctx']['min_length']}, has {item['ctx']['actual_length']}"
     if item["type"] == "missing":
         return f"{path}: is required"
     if isinstance(item["input"], (dict, list, tuple)) or "key" in path:

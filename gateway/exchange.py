@@ -27,7 +27,7 @@ class Exchange:
     target: str
     """Path and query, as the client wrote them."""
     header_lines: bytes
-    body: bytes | bytearray
+    body: bytes
     call: Call
     tenant: Tenant
     inference: InferenceRequest
@@ -60,21 +60,22 @@ def check_length(request: BaseRequest, most: int) -> None:
         raise RequestTooLarge(f"the body has {said} bytes, the limit is {most}")
 
 
-async def read_body(request: BaseRequest, most: int, timeout_s: float) -> bytes | bytearray:
+async def read_body(request: BaseRequest, most: int, timeout_s: float) -> bytes:
     """Read the body of a request.
 
     Raises:
         RequestTooLarge, BodyTimeout, BrokenBody: it is too long, does not come, or is not framed as it says.
     """
     content: StreamReader = request.content
-    body: bytes | bytearray
     try:
         if content.is_eof():  # small bodies arrive with their head
             body = content.read_nowait()
         else:
-            body = bytearray()
-            while not content.at_eof() and len(body) <= most:
-                body += await asyncio.wait_for(content.readany(), timeout_s)
+            pieces, length = [], 0
+            while not content.at_eof() and length <= most:
+                pieces.append(await asyncio.wait_for(content.readany(), timeout_s))
+                length += len(pieces[-1])
+            body = b"".join(pieces)
     except TimeoutError as error:
         raise BodyTimeout(f"the body did not arrive: nothing came for {timeout_s:g} s") from error
     except (RequestPayloadError, HTTPException, ValueError) as error:

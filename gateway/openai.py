@@ -45,7 +45,7 @@ class Call:
     stream_options: dict[str, Any] | None = None
     """The client's own, which usage is added to."""
 
-    def body_for_engine(self, body: bytes | bytearray, *, takes_unknown_fields: bool) -> list[Buffer]:
+    def body_for_engine(self, body: bytes, *, takes_unknown_fields: bool) -> list[Buffer]:
         """Give the bytes to send: the client's own, but for the edits this call needs."""
         dropped = self.dropped if takes_unknown_fields else self.dropped + self.dropped_if_unknown
         pieces: list[Buffer] = [body]
@@ -60,7 +60,7 @@ class Call:
         return pieces
 
 
-def parse(route: Route, content_type: str, body: bytes | bytearray) -> Call:
+def parse(route: Route, content_type: str, body: bytes) -> Call:
     """Read a body.
 
     Raises:
@@ -123,7 +123,7 @@ def _allowed_output(document: dict[str, Any]) -> int:
     return allowed * choices
 
 
-def _form_field(content_type: str, body: bytes | bytearray, wanted: str) -> str | None:
+def _form_field(content_type: str, body: bytes, wanted: str) -> str | None:
     """Read one short field of a multipart form, without copying the files beside it.
 
     Every part is looked at: a form with two such fields would say one thing to us and another to an engine.

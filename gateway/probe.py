@@ -8,7 +8,9 @@ One task an engine, with jitter, so that a fleet is not asked in step. In each r
     state pages     every state interval: running, waiting, KV use, prefix hits, and which run of the process it is
 
 A different run is a new Endpoint with clean books. So is an engine that said it was shutting down, went away, and
-answers again. Only this file writes what engines say of themselves.
+answers again. Health is asked over a new connection each time: an engine that is going away closes its door first, and
+may still talk to those inside. One that is ejected and whose door is closed is reported as gone, again in each round,
+so that requests which hang there can be given up. Only this file writes what engines say of themselves.
 """
 
 import asyncio
@@ -23,6 +25,7 @@ from gateway.engines.adapter import Adapter, Page
 from gateway.engines.catalog import ADAPTERS
 from gateway.engines.detect import DETECT_PATHS, detect
 from gateway.fleet import Fleet, Member
+from policies.endpoint import Endpoint
 from policies.health import State
 
 log = logging.getLogger(__name__)
@@ -39,13 +42,15 @@ class Probe:
         self,
         fleet: Fleet,
         session: aiohttp.ClientSession,
+        knocking: aiohttp.ClientSession,
         config: Health,
         clock: Callable[[], float],
         chance: Random,
-        on_gone: Callable[[str], None],
+        on_gone: Callable[[Endpoint], None],
     ) -> None:
         self._fleet = fleet
         self._session = session
+        self._knocking = knocking
         self._config = config
         self._clock = clock
         self._chance = chance
@@ -55,6 +60,7 @@ class Probe:
         self._models_at: dict[Member, float] = {}
         self._runs: dict[Member, str] = {}
         self._went_away: set[Member] = set()
+        self._refused: set[Member] = set()
 
     def watch(self, member: Member) -> None:
         """Begin to watch an engine."""
@@ -66,6 +72,7 @@ class Probe:
         for known in (self._state_at, self._models_at, self._runs):
             known.pop(member, None)
         self._went_away.discard(member)
+        self._refused.discard(member)
 
     async def close(self) -> None:
         """Stop watching."""
@@ -86,8 +93,8 @@ class Probe:
             if after is not before:
                 level = logging.INFO if after is State.READY else logging.WARNING
                 log.log(level, "endpoint %s is %s (was %s)", member.endpoint.name, after.value, before.value)
-                if after is State.EJECTED:
-                    self._on_gone(member.endpoint.url)
+            if after is State.EJECTED and member in self._refused:
+                self._on_gone(member.endpoint)
             interval = self._config.interval_s * (1 + JITTER * (2 * self._chance.random() - 1))
             await asyncio.sleep(max(0.05, started + interval - self._clock()))
 
@@ -129,7 +136,8 @@ class Probe:
             else:
                 return any(page.status == 200 for page in pages.values())
         adapter = ADAPTERS[member.kind]
-        page = await self._get(member, adapter.health_path)
+        self._refused.discard(member)
+        page = await self._get(member, adapter.health_path, self._knocking)
         return page is not None and page.status == 200
 
     async def _pages(
@@ -170,12 +178,12 @@ class Probe:
                     limits = [model.max_context_tokens for model in served if model.max_context_tokens is not None]
                     endpoint.max_context_tokens = min(limits, default=None)
 
-    async def _get(self, member: Member, path: str) -> Page | None:
+    async def _get(self, member: Member, path: str, session: aiohttp.ClientSession | None = None) -> Page | None:
         """Ask for a page; None where there is no answer at all."""
         url = path if "://" in path else member.endpoint.url + path
         key = member.config.api_key
         try:
-            async with self._session.get(
+            async with (session or self._session).get(
                 url,
                 headers={"authorization": f"Bearer {key}"} if key else {},
                 timeout=aiohttp.ClientTimeout(total=self._config.timeout_s),
@@ -186,5 +194,12 @@ class Probe:
                     body += more
                 headers = {name.lower(): value for name, value in response.headers.items()}
                 return Page(path, response.status, body, headers)
+        except ConnectionRefusedError:
+            self._refused.add(member)
+            return None
+        except aiohttp.ClientConnectorError as error:
+            if isinstance(error.os_error, ConnectionRefusedError):
+                self._refused.add(member)
+            return None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
             return None

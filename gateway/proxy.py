@@ -26,7 +26,7 @@ from gateway import openai
 from gateway.attempt import Failure, ask, judge
 from gateway.client import ClientAnswer
 from gateway.config import Listen, Retries, Timeouts
-from gateway.connection import Stalled
+from gateway.connection import BrokenAnswer, Stalled
 from gateway.errors import GatewayError, InternalError, MethodNotAllowed, NotFound, Overloaded
 from gateway.exchange import Exchange, check_length, read_body
 from gateway.fleet import Fleet, FleetPool, Lease, Member
@@ -49,7 +49,9 @@ log = logging.getLogger(__name__)
 
 JSON = b"content-type: application/json\r\n"
 STORED_ROUTE = Route("/v1/responses/{id}", Shape.RESPONSES)
-OUTCOMES = {429: Outcome.REFUSED, 503: Outcome.REFUSED, 499: Outcome.DISCONNECTED}
+SILENT_S = 2.0  # at an engine that refuses connections; a stream that still talks may end in peace
+CLIENT_LEFT = 499  # nobody is told; it is how logs and metrics call it
+OUTCOMES = {429: Outcome.REFUSED, 503: Outcome.REFUSED, CLIENT_LEFT: Outcome.DISCONNECTED}
 """By status; other 4xx are the client's, other 5xx are failures."""
 
 
@@ -89,12 +91,19 @@ class Proxy:
         self.active = 0
         """Requests that are being served."""
         self._became_idle = asyncio.Event()
+        self._in_flight: dict[Endpoint, set[Answer]] = {}
 
     async def idle(self) -> None:
         """Wait until nothing is being served."""
         while self.active:
             self._became_idle.clear()
             await self._became_idle.wait()
+
+    def give_up_on(self, endpoint: Endpoint) -> None:
+        """Break what hangs at an engine that is gone: some fall silent under SIGTERM and never close a stream."""
+        for answer in list(self._in_flight.get(endpoint, ())):
+            if answer.quiet_s >= SILENT_S:
+                answer.abandon(BrokenAnswer("the engine is gone: it no longer takes connections, and fell silent"))
 
     async def handle(self, request: BaseRequest) -> StreamResponse:
         """Serve one request, whatever it is."""
@@ -109,9 +118,10 @@ class Proxy:
         except GatewayError as error:
             trace.code = error.code
             return client.refuse(error, id_line(trace))
-        except asyncio.CancelledError:
-            trace.outcome = Outcome.DISCONNECTED
-            client.status = 499
+        except (asyncio.CancelledError, ConnectionError) as gone:
+            client.status = CLIENT_LEFT
+            if isinstance(gone, ConnectionError):  # while its body was read
+                return client.sever()
             raise
         except Exception:
             log.exception("request %s failed inside the gateway", trace.id)
@@ -143,7 +153,7 @@ class Proxy:
         check_method(request.method, ("POST",) if stored is None else STORED_RESPONSE_METHODS[stored["rest"]])
         check_length(request, self._listen.max_body_bytes)
         client.go_on()
-        body: bytes | bytearray = await read_body(request, self._listen.max_body_bytes, self._listen.body_timeout_s)
+        body = await read_body(request, self._listen.max_body_bytes, self._listen.body_timeout_s)
         if stored is not None:
             exchange = self._exchange(request, STORED_ROUTE, body, Call(""), tenant, trace)
             return await self._serve_stored(exchange, stored["id"], client, trace)
@@ -160,6 +170,8 @@ class Proxy:
             holder = await self._holder_of(call.previous_response_id, exchange, trace)
             if holder is not None:
                 return await self._try_on(holder, exchange, client, trace)
+            if not self._tenants.is_open:  # it may be held where this goes, and be somebody else's
+                raise NotFound(f"there is no response {call.previous_response_id[:128]!r}")
         return await self._try_each(pool, exchange, client, trace)
 
     # Trying.
@@ -206,10 +218,19 @@ class Proxy:
         if trace.dispatched_at is None:
             trace.dispatched_at = self._clock()
         self._metrics.endpoint_requests.add((lease.endpoint.name, lease.choice.reason.value))
-        with closing(await ask(self._upstream, lease, exchange, self._timeouts.first_byte_s)) as answer:
+        in_flight = self._in_flight.setdefault(lease.endpoint, set())
+        answer = Answer(exchange.route.shape, hides_usage=exchange.call.hides_usage, on_first_token=lease.first_token)
+        in_flight.add(answer)
+        try:
+            await ask(answer, self._upstream, lease, exchange, self._timeouts.first_byte_s)
             if answer.is_good:
                 return await self._relay(answer, lease, exchange, client, trace)
             failure = judge(answer, lease)
+        finally:
+            answer.close()
+            in_flight.discard(answer)
+            if not in_flight:
+                self._in_flight.pop(lease.endpoint, None)
         self._metrics.endpoint_failures.add((lease.endpoint.name, failure.kind))
         return failure
 
@@ -287,10 +308,10 @@ class Proxy:
                 exchange.tenant,
                 exchange.inference,
             )
-            with (
-                self._fleet.lease_on(member, question.inference) as lease,
-                closing(await ask(self._upstream, lease, question, self._timeouts.first_byte_s)) as answer,
-            ):
+            with self._fleet.lease_on(member, question.inference) as lease:
+                answer = Answer(Shape.RESPONSES, hides_usage=False, on_first_token=lease.first_token)
+                with closing(answer):
+                    await ask(answer, self._upstream, lease, question, self._timeouts.first_byte_s)
                 if answer.is_good:
                     self._homes.learn(response_id, member.endpoint, exchange.tenant.name)
                     return member
@@ -306,7 +327,7 @@ class Proxy:
         self,
         request: BaseRequest,
         route: Route,
-        body: bytes | bytearray,
+        body: bytes,
         call: Call,
         tenant: Tenant,
         trace: Trace,

@@ -73,7 +73,7 @@ class Answer:
         """Whether an error's body was longer than what was kept of it."""
         self.first_byte_at: float | None = None
         self.first_token_at: float | None = None
-        self.last_byte_at = 0.0
+        self.last_byte_at = self._loop.time()
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._tail: list[bytes] = []
@@ -150,12 +150,25 @@ class Answer:
 
     # What the proxy asks.
 
-    def expire(self, error: Stalled) -> None:
-        """Give up waiting for the first byte."""
-        if not self.opened.done():
-            if self.connection is not None:
-                self.connection.abort()
-            self.on_broken(error)
+    def abandon(self, error: UpstreamError) -> None:
+        """Wait no longer for what does not come; nothing happens to an answer that has ended."""
+        if self._client is None and self.opened.done():
+            return
+        if self.connection is not None:
+            self.connection.abort()
+        self.on_broken(error)
+
+    def reopen(self) -> None:
+        """Forget a try that the engine never saw."""
+        self.opened = self._loop.create_future()
+        self.error = None
+
+    @property
+    def quiet_s(self) -> float:
+        """How long nothing has come from the engine; 0 while it is the client that is slow."""
+        if self.connection is not None and self.connection.is_paused:
+            return 0.0
+        return self._loop.time() - self.last_byte_at
 
     @property
     def held(self) -> bytes:
@@ -336,11 +349,8 @@ class Answer:
     def _check_idle(self) -> None:
         if self._response is not None:
             return
-        quiet_s = self._loop.time() - self.last_byte_at
-        if self.connection is not None and self.connection.is_paused:
-            quiet_s = 0.0  # it is the client that is slow
-        if quiet_s < self._idle_s:
-            self._idle_timer = self._loop.call_later(self._idle_s - quiet_s, self._check_idle)
+        if self.quiet_s < self._idle_s:
+            self._idle_timer = self._loop.call_later(self._idle_s - self.quiet_s, self._check_idle)
         else:
             self._break(Stalled(f"nothing came from the engine for {self._idle_s:.3g} s"))
 

@@ -18,7 +18,7 @@ _KEY = re.compile(rb"[\s,{]*+(" + _STRING + rb")\s*+:\s*+", re.DOTALL)
 _NESTING = re.compile(_STRING + rb"|[\[\]{}]", re.DOTALL)
 _SCALAR = re.compile(_STRING + rb"|[^\s,}\]]++", re.DOTALL)
 
-Buffer = bytes | bytearray | memoryview
+Buffer = bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Member:
     """Past the last byte of the value."""
 
 
-def members(body: bytes | bytearray) -> Iterator[Member]:
+def members(body: bytes) -> Iterator[Member]:
     """Walk over the top-level members of a valid JSON object, in order."""
     position = body.index(b"{") + 1
     while match := _KEY.match(body, position):
@@ -43,7 +43,7 @@ def members(body: bytes | bytearray) -> Iterator[Member]:
         position = end
 
 
-def _value_end(body: bytes | bytearray, start: int) -> int:
+def _value_end(body: bytes, start: int) -> int:
     if body[start] not in b"[{":
         scalar = _SCALAR.match(body, start)
         assert scalar is not None
@@ -60,14 +60,14 @@ def _value_end(body: bytes | bytearray, start: int) -> int:
     raise AssertionError("the body was parsed before: its brackets match")
 
 
-def append_member(body: bytes | bytearray, key: str, value: object) -> list[Buffer]:
+def append_member(body: bytes, key: str, value: object) -> list[Buffer]:
     """Add a member behind the last one of an object that is not empty and does not hold `key`."""
     end = body.rindex(b"}")
     addition = b"," + orjson.dumps(key) + b":" + orjson.dumps(value)
     return [memoryview(body)[:end], addition, memoryview(body)[end:]]
 
 
-def edit(body: bytes | bytearray, replace: dict[str, object], drop: Iterable[str] = ()) -> list[Buffer]:
+def edit(body: bytes, replace: dict[str, object], drop: Iterable[str] = ()) -> list[Buffer]:
     """Replace the values of some members and cut others out, wherever and however often they stand."""
     view = memoryview(body)
     dropped = frozenset(drop)
