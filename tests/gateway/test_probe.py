@@ -197,7 +197,7 @@ async def test_load_may_be_asked_for_less_often_than_health() -> None:
 
 
 async def test_engines_are_not_asked_in_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R = 10 rounds of 6 engines, unseeded: the sleeps between rounds are up to a tenth longer, or shorter, than said."""
+    """R = 10 rounds of 6 engines, unseeded: the sleeps between rounds are up to a tenth longer or shorter."""
     interval_s = 0.1
     slept: list[float] = []
     probing: set[asyncio.Task[object]] = set()
