@@ -15,7 +15,7 @@ from loadtests.server import SimulatedEngine
 from loadtests.settings import Settings
 from tests.wire.client import CHAT, RawClient, call, chat, errors, events, request
 from tests.wire.engine import EVENTS_HEAD, Call, ScriptedEngine, chunk, streams
-from tests.wire.house import metric, serving, until
+from tests.wire.house import asked, metric, serving, until
 from tests.wire.sse import DONE, ROLE, STREAM, USAGE, WITH_USAGE, text_of, token
 
 WORDS = (
@@ -141,6 +141,18 @@ async def test_what_only_looks_like_done_does_not_end_a_stream(almost: bytes) ->
 async def test_an_event_longer_than_any_buffer_passes() -> None:
     sent = token("a") + token("b" * 3_000_000) + DONE
     assert await through(sent) == sent
+
+
+async def test_a_stream_in_anthropics_shape_passes_as_it_came_and_is_counted(
+    gateway: Gateway, engine: SimulatedEngine
+) -> None:
+    ask = chat(stream=True, max_tokens=50, sim={"output_tokens": 9})
+    headers = [("x-request-id", "same")]
+    direct = (await call(engine.url, "/v1/messages", ask, headers)).body
+    engine.model.forget()  # what it has cached stands in the usage
+    assert (await call(gateway.url, "/v1/messages", ask, headers)).body == direct
+    assert asked(engine)[0].body == asked(engine)[1].body
+    assert await metric(gateway, "kvlane_output_tokens_total") == 9
 
 
 # When.

@@ -149,6 +149,24 @@ async def test_priority_is_cut_out_and_every_other_byte_is_kept(
     assert asked(engine)[0].body == at_engine
 
 
+@pytest.mark.parametrize(("kind", "kept"), [("vllm", True), ("trtllm", False)])
+async def test_a_field_is_cut_out_for_an_engine_that_refuses_what_it_does_not_know(kind: str, kept: bool) -> None:
+    body = b'{"model":"sim","service_tier":"flex","prompt":"a", "data_parallel_rank":1}'
+    async with (
+        ScriptedEngine(says(whole(200, b"{}"))) as engine,
+        serving(engine.url, endpoint={"kind": kind}) as gateway,
+    ):
+        assert (await call(gateway.url, "/v1/completions", body)).status == 200
+        tier = b'"service_tier":"flex",' if kept else b""
+        assert engine.calls[0].body == b'{"model":"sim",' + tier + b'"prompt":"a"}'
+
+
+async def test_an_engine_below_a_path_is_asked_there() -> None:
+    async with ScriptedEngine(says(whole(200, b"{}"))) as engine, serving(engine.url + "/fleet/a") as gateway:
+        assert (await call(gateway.url, "/v1/completions?x=1", body_for("/v1/completions"))).status == 200
+        assert engine.calls[0].target == "/fleet/a/v1/completions?x=1"
+
+
 @pytest.mark.parametrize("prompt", ["one fish", TEXTS, [101, 102, 103], [[101, 102], [103]]])
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_a_completion_prompt_may_be_text_or_ids_one_or_many(

@@ -104,6 +104,19 @@ async def test_an_old_client_without_a_host_is_served(client: RawClient) -> None
     assert await client.rest() == b""
 
 
+@pytest.mark.parametrize("body", [chat(), chat(stream=True), b"nope"])
+async def test_an_old_client_that_asks_to_stay_is_told_whether_it_may(client: RawClient, body: bytes) -> None:
+    """RFC 9112, appendix C.2.2: to HTTP/1.0 a connection without `keep-alive` in the answer is over."""
+    client.send(request(CHAT, body, [("Connection", "keep-alive")], version="1.0"))
+    answer = await client.answer()
+    assert answer.is_whole
+    if answer.head.all("connection") == ["keep-alive"]:
+        client.ask("/healthz", b"", method="GET")
+        assert (await client.answer()).status == 200
+    else:
+        assert await client.rest() == b""
+
+
 async def test_an_old_client_never_sees_a_broken_answer_end_cleanly() -> None:
     """Where only the close ends a body, the close of a broken one must be a reset."""
 
@@ -311,11 +324,12 @@ async def test_an_answer_that_has_no_body_by_its_status_ends_with_its_head(statu
         assert (await client.answer()).status == 200
 
 
-async def test_a_body_that_breaks_is_severed_before_its_end() -> None:
+@pytest.mark.parametrize("media", ["audio/wav", "application/json"])
+async def test_a_body_that_breaks_is_severed_before_its_end(media: str) -> None:
     """No client may take half of an answer for the whole."""
 
     async def script(call: Call) -> None:
-        call.write(whole(200, bytes(100_000), content_type="audio/wav")[:-1])
+        call.write(whole(200, bytes(100_000), content_type=media)[:-1])
         await call.writer.drain()
         call.reset() if b"reset" in call.body else call.close()
 

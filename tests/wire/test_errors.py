@@ -55,6 +55,11 @@ async def test_a_body_that_cannot_be_read_is_the_clients_mistake(
     assert asked(engine) == []
 
 
+async def test_a_post_without_a_body_is_the_clients_mistake(client: RawClient) -> None:
+    client.send(f"POST {CHAT} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+    assert (await client.answer()).refusal == (400, INVALID, "invalid_json")
+
+
 async def test_a_missing_or_wrong_key_is_401_before_the_body_is_read(engine: SimulatedEngine) -> None:
     async with serving(engine.url, tenants=[tenant("a")]) as gateway:
         for headers in (
@@ -287,6 +292,22 @@ async def test_an_engines_error_of_another_shape_is_put_into_ours_once(
         assert "<html" not in (answer.error["message"] or "")
 
 
+async def test_an_engines_refusal_in_anthropics_shape_passes_as_it_came() -> None:
+    body = b'{"type":"error","error":{"type":"invalid_request_error","message":"max_tokens: required"}}'
+    async with ScriptedEngine(says(whole(400, body))) as engine, serving(engine.url) as gateway:
+        answer = await call(gateway.url, "/v1/messages", chat())
+        assert (answer.status, answer.body) == (400, body)
+
+
+async def test_an_endless_error_is_cut_and_put_into_shape(gateway: Gateway, engine: SimulatedEngine) -> None:
+    """P1."""
+    await engine.inject(Fault(Kind.HUGE_ERROR, status=500, size=50_000_000))
+    answer = await call(gateway.url, CHAT, chat())
+    assert answer.status == 500
+    assert answer.error
+    assert len(answer.body) < 70_000
+
+
 async def test_no_answer_is_a_200_with_an_error_inside() -> None:
     """The official clients raise by status only."""
     body = b'{"error":{"message":"no room","type":"overloaded","param":null,"code":503}}'
@@ -335,6 +356,18 @@ async def test_an_engine_that_does_not_speak_http_is_502(garbage: bytes) -> None
     async with ScriptedEngine(says(garbage)) as engine, serving(engine.url, timeouts={"first_byte_s": 0.5}) as gateway:
         answer = await call(gateway.url, CHAT, chat())
         assert answer.refusal[:2] in ((502, "server_error"), (504, "server_error"))
+
+
+async def test_a_wait_that_the_gateway_tells_is_capped() -> None:
+    """Some clients ignore more than 60 s, and come back at once."""
+    busy = whole(429, b'{"error":{"message":"m","type":"t","param":null,"code":null}}', "retry-after: 3000")
+    async with ScriptedEngine(says(busy)) as engine, serving(engine.url) as gateway:
+        first, second = [await call(gateway.url, CHAT, chat()) for _ in range(2)]
+        assert (first.status, first.head["retry-after"]) == (429, "3000"), "the engine's own answer passes as it came"
+        assert second.refusal == (503, "service_unavailable_error", "server_overloaded")
+        assert 1 <= int(second.head["retry-after"]) <= 60
+        assert 1 <= int(second.head["retry-after-ms"]) <= 60_000
+        assert len(engine.calls) == 1
 
 
 # Deadlines.
