@@ -394,7 +394,7 @@ async def test_nonsense_for_a_deadline_is_none(gateway: Gateway, value: str) -> 
 async def test_an_engine_that_never_answers_is_504_at_the_deadline_and_its_place_is_free() -> None:
     """S7: the leak check of `serving` sees to the place."""
     async with Cluster(1, Settings(time_scale=0)) as cluster:
-        for timeouts in ({"first_byte_s": 0.05}, {"deadline_s": 0.05}):
+        for timeouts in ({"first_byte_s": 0.15}, {"deadline_s": 0.15}):
             async with serving(*cluster.urls, timeouts=timeouts) as gateway:
                 await cluster[0].inject(Fault(Kind.HANG))
                 answer = await call(gateway.url, CHAT, chat())
@@ -410,6 +410,6 @@ async def test_a_late_first_byte_is_fine_when_configured() -> None:
         await asyncio.sleep(0.3)
         call.write(whole(200, b"{}"))
 
-    timeouts = {"connect_s": 0.05, "idle_s": 0.05, "first_byte_s": 5}
+    timeouts = {"connect_s": 0.2, "idle_s": 0.2, "first_byte_s": 5}
     async with ScriptedEngine(script) as engine, serving(engine.url, timeouts=timeouts) as gateway:
         assert (await call(gateway.url, CHAT, chat())).status == 200
