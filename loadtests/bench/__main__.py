@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 from rich.progress import Progress
@@ -151,9 +152,17 @@ def run(options: argparse.Namespace) -> int:
     return MISSED_GATE if options.gate and broken else 0
 
 
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Unwind, ending all that was started; further signals must not disturb that."""
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def main(words: Sequence[str]) -> int:
-    """Return the exit status; SIGTERM ends the bench as Ctrl-C does, with all that it started."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Return the exit status."""
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, interrupt)
     options = parse(words)
     try:
         return run(options)
