@@ -6,6 +6,7 @@ bounded: a disk that hangs costs lines, which are counted, never a request its t
 
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import BinaryIO
 
@@ -23,7 +24,7 @@ class AccessLog:
     def __init__(self, file: BinaryIO, on_drop: Callable[[], None]) -> None:
         self._file = file
         self._on_drop = on_drop
-        self._pending: list[bytes] = []
+        self._pending: deque[bytes] = deque()  # the loop appends, the thread takes: each one step, so no lock
         self._wake = threading.Event()
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
@@ -51,7 +52,8 @@ class AccessLog:
         self._flush()
 
     def _flush(self) -> None:
-        lines, self._pending = self._pending, []
+        pending = self._pending
+        lines = [pending.popleft() for _ in range(len(pending))]
         if lines:
             try:
                 self._file.write(b"".join(lines))

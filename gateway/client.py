@@ -105,6 +105,7 @@ class ClientAnswer:
         "_expects_continue",
         "_is_chunked",
         "_is_head",
+        "_is_old",
         "_keeps_alive",
         "_transport",
         "is_started",
@@ -120,7 +121,8 @@ class ClientAnswer:
         connection.is_serving = True
         self._transport = transport
         self._keeps_alive = request.keep_alive
-        self._is_chunked = request.version >= HttpVersion11
+        self._is_old = request.version < HttpVersion11
+        self._is_chunked = not self._is_old
         self._is_head = request.method == "HEAD"
         self._expects_continue = request.headers.get("expect")
         self.is_started = False
@@ -197,8 +199,11 @@ class ClientAnswer:
             framing = b"content-length: %d\r\n" % length
         else:
             framing = b"transfer-encoding: chunked\r\n" if self._is_chunked else b""
-        close = b"" if self._keeps_alive else b"connection: close\r\n"
-        return b"%b%b%b%b\r\n" % (first, lines, framing, close)
+        if not self._keeps_alive:
+            fate = b"connection: close\r\n"
+        else:
+            fate = b"connection: keep-alive\r\n" if self._is_old else b""  # which HTTP/1.0 does not take for granted
+        return b"%b%b%b%b\r\n" % (first, lines, framing, fate)
 
     def _delivered(self) -> StreamResponse:
         self._connection.is_serving = False

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -136,9 +136,7 @@ class EndpointConfig(Section):
         None, description="Unique; in headers, metrics and logs. Host and port by default."
     )
     url: str = Field(description="Where the engine listens, without /v1.")
-    kind: Literal["auto"] | Kind = Field(
-        "auto", description="vllm, sglang, trtllm, triton, llamacpp, tgi; auto asks the engine."
-    )
+    kind: str = Field("auto", description="vllm, sglang, trtllm, triton, llamacpp, tgi; auto asks the engine.")
     models: tuple[str, ...] = Field((), description="Model names it serves; none: the engine is asked.")
     max_context_tokens: Count | None = Field(
         None, description="Prompt plus output it takes; none: the engine is asked."
@@ -147,6 +145,14 @@ class EndpointConfig(Section):
     metrics_url: str | None = Field(
         None, description="Where its metrics page is, if not on `url` (Triton: http://host:8002/metrics)."
     )
+
+    @field_validator("kind")
+    @classmethod
+    def _is_kind(cls, value: str) -> str:
+        known = ["auto", *(kind.value for kind in Kind)]
+        if value not in known:
+            raise ValueError("must be one of " + ", ".join(known))
+        return value
 
     @field_validator("url", "metrics_url")
     @classmethod
@@ -162,6 +168,11 @@ class EndpointConfig(Section):
         if url.user or url.password or url.query_string or url.fragment:
             raise ValueError("must have no user, query or fragment")
         return value.rstrip("/")
+
+    @property
+    def known_kind(self) -> Kind | None:
+        """The kind that the configuration names; None where the engine is asked."""
+        return None if self.kind == "auto" else Kind(self.kind)
 
     @property
     def label(self) -> str:
@@ -241,7 +252,7 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
         ConfigError: the file cannot be read, is not YAML, or says something that cannot be.
     """
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigError(str(path), [error.strerror or str(error)]) from error
     except UnicodeDecodeError as error:
@@ -249,6 +260,18 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
     except yaml.YAMLError as error:
         raise ConfigError(str(path), [" ".join(str(error).split())]) from error
     return build(document, str(path), environment)
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice: YAML keeps the last, and the first would vanish without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Make a mapping, after a look at its keys."""
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = [key for key, count in Counter(keys).items() if count > 1]
+        if twice:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice[0]!r} is there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def build(document: object, source: str, environment: Mapping[str, str] = os.environ) -> Config:
@@ -324,4 +347,9 @@ def _problem(item: Any) -> str:
         return f"{path}: is required"
     if isinstance(item["input"], (dict, list, tuple)) or "key" in path:
         return f"{path}: {message}" if path else message
-    return f"{path}: {message}, is {item['input']!r}"
+    return f"{path}: {message}, is {_without_secret(item['input'])!r}"
+
+
+def _without_secret(value: object) -> object:
+    """Hide the user part of what looks like a URL."""
+    return re.sub(r"//[^/]*@", "//…@", value) if isinstance(value, str) else value

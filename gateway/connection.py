@@ -102,6 +102,9 @@ class Pool(Protocol):
 
     loop: asyncio.AbstractEventLoop
 
+    def drain(self, connection: "Connection") -> None:
+        """Know of a connection whose answer is only waited for to end."""
+
     def take_back(self, connection: "Connection", head: AnswerHead) -> None:
         """Keep it for the next request, or close it."""
 
@@ -167,6 +170,7 @@ class Connection(asyncio.Protocol):
         self._receiver = None
         if not self._is_complete and self.transport is not None:
             self.resume()
+            self._pool.drain(self)
             self._drain_timer = self._pool.loop.call_later(DRAIN_S, self.abort)
 
     def pause(self) -> None:
@@ -196,8 +200,10 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(BrokenAnswer(f"the engine's answer is not HTTP: {error}"))
-            return
+            if not self._is_complete:
+                self._fail(BrokenAnswer(f"the engine's answer is not HTTP: {error}"))
+                return
+            self._keeps_alive = False  # the answer is whole, and what came behind it is nobody's
         parts = self._parts
         if parts:
             body = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -228,13 +234,18 @@ class Connection(asyncio.Protocol):
 
     # What llhttp tells it.
 
+    def on_message_begin(self) -> None:
+        """Refuse to read a second answer to one request."""
+        if self._is_complete:
+            raise httptools.HttpParserError("bytes behind the end of the answer")
+
     def on_status(self, reason: bytes) -> None:
         """Note the reason phrase."""
         self._head.reason = reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Note a header."""
-        self._head_bytes += len(name) + len(value)
+        self._head_bytes += len(name) + len(value) + 4
         if self._head_bytes > MAX_HEAD_BYTES:
             raise httptools.HttpParserError(f"head of more than {MAX_HEAD_BYTES} bytes")
         head = self._head

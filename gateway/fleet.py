@@ -135,7 +135,7 @@ class Fleet:
         endpoint = Endpoint(
             config.label, config.url, frozenset(config.models), max_context_tokens=config.max_context_tokens
         )
-        member = Member(config, pool, endpoint, None if config.kind == "auto" else config.kind)
+        member = Member(config, pool, endpoint, config.known_kind)
         pool.members.append(member)
         pool.pool.endpoints.append(endpoint)
         self._members[endpoint] = member

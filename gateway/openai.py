@@ -17,7 +17,7 @@ import orjson
 
 from gateway.errors import InvalidBody, InvalidField, InvalidJson, MissingField
 from gateway.routes import Route, Shape
-from gateway.splice import Buffer, append_member, edit
+from gateway.splice import Buffer, TooManyMembers, append_member, edit
 from gateway.tokens import estimate_prompt_tokens
 
 STEERING_FIELDS = ("priority", "data_parallel_rank", "routed_dp_rank")
@@ -53,7 +53,10 @@ class Call:
         if self.hides_usage and self.stream_options is not None:
             replaced["stream_options"] = {**self.stream_options, "include_usage": True}
         if dropped or replaced:
-            pieces = edit(body, replaced, dropped)
+            try:
+                pieces = edit(body, replaced, dropped)
+            except TooManyMembers as error:
+                raise InvalidBody(str(error)) from error
         if self.hides_usage and self.stream_options is None:
             edited = body if len(pieces) == 1 else b"".join(pieces)
             pieces = append_member(edited, "stream_options", {"include_usage": True})

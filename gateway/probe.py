@@ -110,7 +110,8 @@ class Probe:
         adapter = ADAPTERS[member.kind] if member.kind is not None else None
         if came_back and member.endpoint.health.state is State.DRAINING:
             self._fleet.renew(member)
-        state_is_due = now - self._state_at.get(member, float("-inf")) >= self._config.state_interval_s
+        interval_s = max(self._config.state_interval_s, adapter.min_state_interval_s if adapter is not None else 0.0)
+        state_is_due = now - self._state_at.get(member, float("-inf")) >= interval_s
         pages = await self._pages(member, adapter, now, is_new=came_back, state_is_due=state_is_due)
         if adapter is not None and pages:
             run = adapter.incarnation(pages)

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from gateway.config import TenantConfig
 from gateway.errors import InvalidApiKey, ModelNotAllowed
 
-MAX_KEY_BYTES = 1024
-
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
@@ -66,7 +64,7 @@ class Tenants:
             return ANONYMOUS
         if not key:
             raise InvalidApiKey("an API key is required: `Authorization: Bearer KEY`")
-        presented = hashlib.sha256(key.encode("utf-8", "surrogateescape")[:MAX_KEY_BYTES]).digest()
+        presented = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
         tenant = self._by_digest.get(presented)
         if tenant is None:
             raise InvalidApiKey("this API key is not valid")

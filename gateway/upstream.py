@@ -34,6 +34,8 @@ class EngineConnections:
         self._idle_s = idle_s
         self._max_idle = max_idle
         self._idle: list[Connection] = []
+        self._draining: set[Connection] = set()
+        self._is_closed = False
         self._reaper: asyncio.TimerHandle | None = None
 
     @property
@@ -74,12 +76,17 @@ class EngineConnections:
             raise ConnectFailed(error.strerror or str(error) or type(error).__name__) from error
         return connection
 
+    def drain(self, connection: Connection) -> None:
+        """Know of a connection that waits for the end of an answer which nobody needs any more."""
+        self._draining.add(connection)
+
     def take_back(self, connection: Connection, head: AnswerHead) -> None:
         """Keep a connection for the next request; for less long where the engine says so (`Keep-Alive: timeout=`)."""
         keep_s = self._idle_s
         if head.keep_alive and (timeout_s := _keep_alive_timeout_s(head.keep_alive)) is not None:
             keep_s = min(keep_s, timeout_s / 2)
-        if len(self._idle) >= self._max_idle or keep_s <= 0:
+        self._draining.discard(connection)
+        if self._is_closed or len(self._idle) >= self._max_idle or keep_s <= 0:
             connection.abort()
             return
         connection.idle_until = self.loop.time() + keep_s
@@ -89,16 +96,18 @@ class EngineConnections:
 
     def forget(self, connection: Connection) -> None:
         """Note that a connection is gone."""
+        self._draining.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
 
     def close(self) -> None:
-        """Close all that is idle; busy ones end with their requests."""
+        """Close all that is idle, for good; busy ones end with their requests."""
+        self._is_closed = True
         if self._reaper is not None:
             self._reaper.cancel()
             self._reaper = None
-        idle, self._idle = self._idle, []
-        for connection in idle:
+        unused, self._idle = [*self._idle, *self._draining], []
+        for connection in unused:
             connection.abort()
 
     def _reap(self) -> None:

@@ -58,6 +58,8 @@ class Adapter(Protocol):
     """Pages that tell load and cache, polled each state interval; any may be missing (404, 501)."""
     model_paths: tuple[str, ...]
     """Pages that list models and limits, read when the endpoint becomes ready."""
+    min_state_interval_s: float
+    """Its state pages are not to be read more often: some engines pay for it, or their requests do."""
     takes_unknown_fields: bool
     """False where the engine refuses a body with fields it does not know."""
 

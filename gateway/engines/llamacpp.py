@@ -32,6 +32,9 @@ class Llamacpp:
     health_path = "/health"
     state_paths: tuple[str, ...] = ("/metrics", SLOTS_PATH, PROPS_PATH)
     model_paths: tuple[str, ...] = (LIST_PATH, PROPS_PATH)
+    min_state_interval_s = 2.5
+    # A client that left is noticed only after a second in which nothing else was asked of the queue that serves these
+    # pages: polling each second would keep its request alive.
     takes_unknown_fields = True
 
     def read_state(self, pages: Mapping[str, Page]) -> EngineReport:

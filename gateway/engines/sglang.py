@@ -40,6 +40,7 @@ class Sglang:
     health_path = "/health"  # in every version; makes a token when idle and answers after 1 s at the earliest
     state_paths: tuple[str, ...] = (LOADS_PATH, "/metrics")
     model_paths: tuple[str, ...] = (LIST_PATH, INFO_PATH)
+    min_state_interval_s = 0.0
     takes_unknown_fields = True
 
     def read_state(self, pages: Mapping[str, Page]) -> EngineReport:

@@ -26,6 +26,7 @@ class Tgi:
     health_path = "/health"
     state_paths: tuple[str, ...] = ("/metrics",)
     model_paths: tuple[str, ...] = (INFO_PATH,)
+    min_state_interval_s = 0.0
     takes_unknown_fields = True
 
     def read_state(self, pages: Mapping[str, Page]) -> EngineReport:

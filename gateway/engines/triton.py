@@ -28,6 +28,7 @@ class Triton:
     health_path = "/health/ready"
     state_paths: tuple[str, ...] = ("/metrics",)
     model_paths: tuple[str, ...] = (LIST_PATH,)
+    min_state_interval_s = 0.0
     takes_unknown_fields = False  # its schemas say extra="forbid"
 
     def read_state(self, pages: Mapping[str, Page]) -> EngineReport:

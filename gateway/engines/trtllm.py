@@ -39,6 +39,7 @@ class Trtllm:
     health_path = "/health"
     state_paths: tuple[str, ...] = ("/prometheus/metrics",)
     model_paths: tuple[str, ...] = (LIST_PATH,)
+    min_state_interval_s = 0.0
     takes_unknown_fields = False
 
     def read_state(self, pages: Mapping[str, Page]) -> EngineReport:

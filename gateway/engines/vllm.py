@@ -32,6 +32,7 @@ class Vllm:
     health_path = "/health"  # says that the engine core lives; a wedged GPU, a pause and a drain show 200 too
     state_paths: tuple[str, ...] = ("/metrics",)
     model_paths: tuple[str, ...] = (LIST_PATH,)
+    min_state_interval_s = 0.0
     takes_unknown_fields = True
 
     def read_state(self, pages: Mapping[str, Page]) -> EngineReport:

@@ -69,7 +69,7 @@ def test_a_configuration_is_not_changed_afterwards() -> None:
 
 @pytest.mark.parametrize("kind", Kind)
 def test_every_kind_of_engine_can_be_named(kind: Kind) -> None:
-    assert build(of_endpoint(kind=kind.value), "test", {}).pools[0].endpoints[0].kind is kind
+    assert build(of_endpoint(kind=kind.value), "test", {}).pools[0].endpoints[0].known_kind is kind
 
 
 @pytest.mark.parametrize(
