@@ -17,8 +17,8 @@ function plain(value) {
 
 // Tell an exception as the caller sees it: its class, and the parts of the error body it carries.
 function failure(error) {
-  const { status: status_code, code, param, type, error: body } = error;
-  const told = { status_code, code, param, type, body };
+  const { status: status_code, code, param, type, error: body, requestID: request_id } = error;
+  const told = { status_code, code, param, type, body, request_id };
   return { error: error.constructor.name, ...JSON.parse(JSON.stringify(told)) };
 }
 
@@ -49,7 +49,8 @@ async function step(client, words, done) {
   const chunks = [];
   try {
     const result = await method(client, words.call)(...args);
-    if (!stream) return { result: plain(result) };
+    const page = result?.response?.headers.get("x-request-id"); // pages know their response instead
+    if (!stream) return { result: plain(result), request_id: result?._request_id ?? page ?? null };
     for await (const chunk of result) {
       chunks.push(plain(chunk));
       if (chunks.length === words.take) {

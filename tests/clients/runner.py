@@ -30,7 +30,7 @@ def plain(value: object) -> object:
 
 def failure(error: Exception) -> dict[str, object]:
     """Tell an exception as the caller sees it: its class, and the parts of the error body it carries."""
-    names = ("status_code", "code", "param", "type", "body")
+    names = ("status_code", "code", "param", "type", "body", "request_id")
     told = {name: getattr(error, name) for name in names if hasattr(error, name)}
     return {"error": type(error).__name__, **told}
 
@@ -67,7 +67,7 @@ def step(client: openai.OpenAI, words: Mapping[str, object], done: Sequence[Mapp
     try:
         result = operator.attrgetter(str(words["call"]))(client)(*args, **body)
         if not body.get("stream"):
-            return {"result": plain(result)}
+            return {"result": plain(result), "request_id": getattr(result, "_request_id", None)}
         for chunk in result:
             chunks.append(plain(chunk))
             if len(chunks) == words.get("take"):

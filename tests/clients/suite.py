@@ -174,6 +174,8 @@ class Sides:
 def check(scenario: Scenario, direct: Sequence[Outcome], through: Sequence[Outcome]) -> None:
     """Assert that the gateway's outcomes are what the scenario says of them."""
     assert len(direct) == len(through) == len(scenario.steps)
+    for outcome in through:
+        assert_named(outcome)
     judge = JUDGES[scenario.gateway]
     for at, (plain, ours) in enumerate(zip(faceless(direct), faceless(through), strict=True)):
         judge(plain, ours, f"step {at}")
@@ -195,7 +197,10 @@ def faceless(value: Sequence[Outcome]) -> list[Outcome]:
                 value = value.replace(id, word)  # messages name ids
         return "<time>" if key in TIMES and value is not None else value
 
-    return [{name: strip(item, name) for name, item in outcome.items()} for outcome in value]
+    return [
+        {name: strip(item, name) for name, item in outcome.items() if name != "request_id"}  # engines need not give one
+        for outcome in value
+    ]
 
 
 def _same(direct: Outcome, through: Outcome, where: str) -> None:
@@ -256,6 +261,12 @@ JUDGES: Mapping[str, Callable[[Outcome, Outcome, str], None]] = {
     "failed": _failed,
     "stream error": _stream_error,
 }
+
+
+def assert_named(outcome: Outcome) -> None:
+    """Assert that the client can name the request: every answer has an x-request-id, errors included."""
+    if isinstance(outcome.get("result"), dict) or "status_code" in outcome:
+        assert str(outcome["request_id"]).startswith("req_"), outcome
 
 
 def assert_ours(outcome: Outcome, where: str) -> None:
