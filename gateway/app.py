@@ -29,7 +29,7 @@ from gateway.client import ClientServer
 from gateway.config import Config, PoolConfig
 from gateway.discovery import Discovery
 from gateway.discovery.static import StaticDiscovery
-from gateway.fleet import Fleet, FleetPool
+from gateway.fleet import Fleet, FleetPool, Member
 from gateway.homes import Homes
 from gateway.metrics import Labels, Metrics
 from gateway.models import ModelList
@@ -38,7 +38,6 @@ from gateway.proxy import Proxy
 from gateway.tenants import Tenants
 from gateway.upstream import Upstream
 from policies.catalog import POLICIES
-from policies.endpoint import Endpoint
 from policies.health import State
 from policies.record import RequestRecord
 
@@ -46,6 +45,7 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 4096
 LAG_EVERY_S = 0.5
+SILENT_S = 2.0  # at an engine that is gone; a stream that still talks may end in peace
 GC_THRESHOLDS = (50_000, 20, 50)  # requests make no cycles; collecting often only costs
 
 
@@ -197,9 +197,11 @@ class Gateway:
                 if endpoint.label not in known:
                     self._probe.watch(self.fleet.add(pool, endpoint))
 
-    def _gone(self, endpoint: Endpoint) -> None:
-        self.upstream.forget(endpoint.url)
-        self.proxy.give_up_on(endpoint)
+    def _gone(self, member: Member) -> None:
+        """Give up on what hangs at an engine that takes no more connections: some fall silent under SIGTERM."""
+        self.upstream.forget(member.endpoint.url)
+        for answer in list(member.in_flight):
+            answer.give_up_if_silent(SILENT_S)
 
     def _new_id(self) -> str:
         return f"req_{self._id_prefix}{next(self._id_counter):010x}"

@@ -11,7 +11,7 @@ Fleet writes the books and tells health what requests met; `gateway/probe.py` wr
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from gateway.config import EndpointConfig, Kind
 from gateway.errors import GatewayError, ModelNotFound, Overloaded
@@ -24,6 +24,13 @@ from policies.request import InferenceRequest
 UNKNOWN_WAIT_S = 1.0  # about one health interval: when something may be up again
 
 
+class InFlight(Protocol):
+    """An answer that an engine is working on."""
+
+    def give_up_if_silent(self, for_s: float) -> None:
+        """Wait no longer, where nothing has come from the engine for so long."""
+
+
 @dataclass(eq=False, slots=True)
 class Member:
     """An engine of the fleet: its configuration, what it turned out to be, and its present Endpoint."""
@@ -34,6 +41,8 @@ class Member:
     kind: Kind | None = None
     """None until it has been asked."""
     leases_total: int = 0
+    in_flight: set["InFlight"] = field(default_factory=set)
+    """Answers that are waited for or relayed."""
     path_prefix: str = ""
     """Of the endpoint's URL, before every path."""
     header_lines: str = ""

@@ -25,7 +25,6 @@ from gateway.engines.adapter import Adapter, Page
 from gateway.engines.catalog import ADAPTERS
 from gateway.engines.detect import DETECT_PATHS, detect
 from gateway.fleet import Fleet, Member
-from policies.endpoint import Endpoint
 from policies.health import State
 
 log = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ class Probe:
         config: Health,
         clock: Callable[[], float],
         chance: Random,
-        on_gone: Callable[[Endpoint], None],
+        on_gone: Callable[[Member], None],
     ) -> None:
         self._fleet = fleet
         self._session = session
@@ -94,7 +93,7 @@ class Probe:
                 level = logging.INFO if after is State.READY else logging.WARNING
                 log.log(level, "endpoint %s is %s (was %s)", member.endpoint.name, after.value, before.value)
             if after is State.EJECTED and member in self._refused:
-                self._on_gone(member.endpoint)
+                self._on_gone(member)
             interval = self._config.interval_s * (1 + JITTER * (2 * self._chance.random() - 1))
             await asyncio.sleep(max(0.05, started + interval - self._clock()))
 

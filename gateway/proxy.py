@@ -26,7 +26,7 @@ from gateway import openai
 from gateway.attempt import Failure, ask, judge
 from gateway.client import ClientAnswer
 from gateway.config import Listen, Retries, Timeouts
-from gateway.connection import BrokenAnswer, Stalled
+from gateway.connection import Stalled
 from gateway.errors import GatewayError, InternalError, MethodNotAllowed, NotFound, Overloaded
 from gateway.exchange import Exchange, check_length, read_body
 from gateway.fleet import Fleet, FleetPool, Lease, Member
@@ -49,7 +49,6 @@ log = logging.getLogger(__name__)
 
 JSON = b"content-type: application/json\r\n"
 STORED_ROUTE = Route("/v1/responses/{id}", Shape.RESPONSES)
-SILENT_S = 2.0  # at an engine that refuses connections; a stream that still talks may end in peace
 CLIENT_LEFT = 499  # nobody is told; it is how logs and metrics call it
 OUTCOMES = {429: Outcome.REFUSED, 503: Outcome.REFUSED, CLIENT_LEFT: Outcome.DISCONNECTED}
 """By status; other 4xx are the client's, other 5xx are failures."""
@@ -91,19 +90,12 @@ class Proxy:
         self.active = 0
         """Requests that are being served."""
         self._became_idle = asyncio.Event()
-        self._in_flight: dict[Endpoint, set[Answer]] = {}
 
     async def idle(self) -> None:
         """Wait until nothing is being served."""
         while self.active:
             self._became_idle.clear()
             await self._became_idle.wait()
-
-    def give_up_on(self, endpoint: Endpoint) -> None:
-        """Break what hangs at an engine that is gone: some fall silent under SIGTERM and never close a stream."""
-        for answer in list(self._in_flight.get(endpoint, ())):
-            if answer.quiet_s >= SILENT_S:
-                answer.abandon(BrokenAnswer("the engine is gone: it no longer takes connections, and fell silent"))
 
     async def handle(self, request: BaseRequest) -> StreamResponse:
         """Serve one request, whatever it is."""
@@ -218,8 +210,8 @@ class Proxy:
         if trace.dispatched_at is None:
             trace.dispatched_at = self._clock()
         self._metrics.endpoint_requests.add((lease.endpoint.name, lease.choice.reason.value))
-        in_flight = self._in_flight.setdefault(lease.endpoint, set())
         answer = Answer(exchange.route.shape, hides_usage=exchange.call.hides_usage, on_first_token=lease.first_token)
+        in_flight = lease.member.in_flight
         in_flight.add(answer)
         try:
             await ask(answer, self._upstream, lease, exchange, self._timeouts.first_byte_s)
@@ -229,8 +221,6 @@ class Proxy:
         finally:
             answer.close()
             in_flight.discard(answer)
-            if not in_flight:
-                self._in_flight.pop(lease.endpoint, None)
         self._metrics.endpoint_failures.add((lease.endpoint.name, failure.kind))
         return failure
 

@@ -51,40 +51,43 @@ class AnswerKind(Enum):
 
 
 class Answer:
-    """One engine's answer to one try."""
+    """One engine's answer to one try.
+
+    What most answers never need to change stands on the class: an instance costs what it sets.
+    """
+
+    head = AnswerHead()
+    kind = AnswerKind.OTHER
+    connection: Connection | None = None
+    encoding = b""
+    """What the body is packed in, where that is nothing we can undo: it passes packed and unread."""
+    error: UpstreamError | None = None
+    """What went wrong with the connection, before or inside the answer."""
+    is_whole = False
+    is_truncated = False
+    """Whether an error's body was longer than what was kept of it."""
+    first_token_at: float | None = None
+    _held_bytes = 0
+    _tail_bytes = 0
+    _done: asyncio.Future[None] | None = None
+    _events: EventReader | None = None
+    _decoder: Any = None
+    _response_id: str | None = None
+    _client: ClientAnswer | None = None
+    _response: StreamResponse | None = None
+    _idle_timer: asyncio.TimerHandle | None = None
+    _idle_s = 0.0
 
     def __init__(self, shape: Shape, *, hides_usage: bool, on_first_token: Callable[[], None]) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         self._shape = shape
         self._hides_usage = hides_usage
         self._on_first_token = on_first_token
-        self.opened: asyncio.Future[None] = self._loop.create_future()
+        self.opened: asyncio.Future[None] = loop.create_future()
         """Done when it is known what this answer is: good, bad or broken."""
-        self._done: asyncio.Future[None] | None = None
-        self.connection: Connection | None = None
-        self.head: AnswerHead = AnswerHead()
-        self.kind = AnswerKind.OTHER
-        self.encoding = b""
-        """What the body is packed in, where that is nothing we can undo: it passes packed and unread."""
-        self.error: UpstreamError | None = None
-        """What went wrong with the connection, before or inside the answer."""
-        self.is_whole = False
-        self.is_truncated = False
-        """Whether an error's body was longer than what was kept of it."""
-        self.first_byte_at: float | None = None
-        self.first_token_at: float | None = None
-        self.last_byte_at = self._loop.time()
+        self.last_byte_at = loop.time()
         self._held: list[bytes] = []
-        self._held_bytes = 0
         self._tail: list[bytes] = []
-        self._tail_bytes = 0
-        self._events: EventReader | None = None
-        self._decoder: Any = None
-        self._response_id: str | None = None
-        self._client: ClientAnswer | None = None
-        self._response: StreamResponse | None = None
-        self._idle_timer: asyncio.TimerHandle | None = None
-        self._idle_s = 0.0
 
     # What upstream tells.
 
@@ -110,17 +113,17 @@ class Answer:
         """Hold, or relay."""
         self.last_byte_at = self._loop.time()
         if self._decoder is not None:
-            try:
-                data = self._decoder.decompress(data)
-            except zlib.error as error:
-                self._break(BrokenAnswer(f"the engine's answer does not decompress: {error}"))
-                return
+            data = self._decompress(data)
             if not data:
                 return
-        if self._client is not None:
-            self._relay(data)
-        else:
+        if self._client is None:
             self._hold(data)
+        elif self._response is None:
+            if self._events is not None:
+                self._relay_events(self._events.feed(data))
+            else:
+                self._keep_tail(data)
+                self._write(data)
 
     def on_end(self) -> None:
         """Take the end of the engine's answer."""
@@ -163,6 +166,11 @@ class Answer:
         self.opened = self._loop.create_future()
         self.error = None
 
+    def give_up_if_silent(self, for_s: float) -> None:
+        """Wait no longer, where nothing has come for so long and the engine takes no more connections."""
+        if self.quiet_s >= for_s:
+            self.abandon(BrokenAnswer("the engine is gone: it takes no more connections, and fell silent"))
+
     @property
     def quiet_s(self) -> float:
         """How long nothing has come from the engine; 0 while it is the client that is slow."""
@@ -196,7 +204,9 @@ class Answer:
     @property
     def usage(self) -> Usage | None:
         """What the engine says it used."""
-        return self._events.usage if self._events is not None else read_usage(b"".join(self._tail))
+        if self._events is not None:
+            return self._events.usage
+        return read_usage(self._tail[0] if len(self._tail) == 1 else b"".join(self._tail))
 
     @property
     def events(self) -> int:
@@ -256,8 +266,6 @@ class Answer:
             self.opened.set_result(None)
 
     def _hold(self, data: bytes) -> None:
-        if self.first_byte_at is None:
-            self.first_byte_at = self.last_byte_at
         if self._events is not None:
             data = self._events.feed(data)
             self._held.append(data)
@@ -275,25 +283,25 @@ class Answer:
         elif self.kind is AnswerKind.OTHER or self._held_bytes > MAX_HELD_BYTES:
             self._open()
 
-    def _relay(self, data: bytes) -> None:
-        if self._response is not None:
-            return
-        if self._events is not None:
-            self._relay_events(self._events.feed(data))
-        else:
-            self._keep_tail(data)
-            self._write(data)
+    def _decompress(self, data: bytes) -> bytes:
+        try:
+            return bytes(self._decoder.decompress(data))
+        except zlib.error as error:
+            self._break(BrokenAnswer(f"the engine's answer does not decompress: {error}"))
+            return b""
 
     def _relay_events(self, data: bytes) -> None:
-        assert self._events is not None
+        events = self._events
+        assert events is not None
         if data:
             self._write(data)
         if self.first_token_at is None:
             self._note_first_token()
-        if self._events.failure is not None:
-            self._break(BrokenAnswer("the engine failed inside the stream"))
-        elif self._events.is_done and self._events.ends_at_done:
-            self._finish()
+        if events.is_over:
+            if events.failure is not None:
+                self._break(BrokenAnswer("the engine failed inside the stream"))
+            elif events.ends_at_done:
+                self._finish()
 
     def _write(self, data: bytes) -> None:
         assert self._client is not None

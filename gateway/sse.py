@@ -45,6 +45,7 @@ class EventReader:
         "has_content",
         "has_payload",
         "is_done",
+        "is_over",
         "response_id",
     )
 
@@ -62,6 +63,8 @@ class EventReader:
         self.has_payload = False
         """Whether an event with data was seen, beside comments."""
         self.is_done = False
+        self.is_over = False
+        """Whether nothing that may pass is still to come: done, or failed."""
         self.failure: dict[str, Any] | None = None
         """The engine's own words for what went wrong inside the stream."""
         self.failure_event = b""
@@ -142,7 +145,7 @@ class EventReader:
         for event in _events(whole):
             data = _data_of(event)
             if data.strip() == b"[DONE]" and self.ends_at_done:
-                self.is_done = self.has_payload = True
+                self.is_done = self.is_over = self.has_payload = True
                 kept.append(event)
                 break
             payload = _parsed(data)
@@ -152,6 +155,7 @@ class EventReader:
             self.has_payload = True
             if self._is_failure(payload):
                 self.failure = payload
+                self.is_over = True
                 if "choices" not in payload:
                     self.failure_event = event
                 break
@@ -174,7 +178,7 @@ class EventReader:
     def _note(self, payload: dict[str, Any]) -> None:
         kind = payload.get("type")
         if kind in _TERMINAL_TYPES:
-            self.is_done = True
+            self.is_done = self.is_over = True
         response = payload.get("response")
         if self.response_id is None and isinstance(response, dict) and isinstance(response.get("id"), str):
             self.response_id = response["id"]

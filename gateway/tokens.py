@@ -7,17 +7,8 @@ ids are exact. Images, audio and other base64 never count: a picture of 2 MB is 
 from typing import Any
 
 BYTES_PER_TOKEN = 4
-_TEXT_FIELDS = (
-    "messages",
-    "prompt",
-    "input",
-    "system",
-    "instructions",
-    "tools",
-    "query",
-    "documents",
-    "text_1",
-    "text_2",
+_TEXT_FIELDS = frozenset(
+    ("messages", "prompt", "input", "system", "instructions", "tools", "query", "documents", "text_1", "text_2")
 )
 _BINARY_PARTS = frozenset(("image_url", "input_image", "image", "input_audio", "audio", "video", "video_url", "file"))
 MAX_DEPTH = 32  # deeper structures are nobody's prompt
@@ -26,8 +17,8 @@ MAX_DEPTH = 32  # deeper structures are nobody's prompt
 def estimate_prompt_tokens(document: dict[str, Any]) -> int:
     """Estimate the prompt tokens of a parsed body, by what engines would put into the prompt."""
     text_bytes = ids = 0
-    for name in _TEXT_FIELDS:
-        value = document.get(name)
+    for name in document.keys() & _TEXT_FIELDS:
+        value = document[name]
         if value:
             more_bytes, more_ids = _measure(value, 0)
             text_bytes += more_bytes
@@ -53,7 +44,7 @@ def _measure(value: Any, depth: int) -> tuple[int, int]:
     if depth < MAX_DEPTH:
         for part in parts:
             if type(part) is str:
-                text_bytes += _bytes_of(part)
+                text_bytes += len(part) if part.isascii() else _bytes_of(part)
             elif part:
                 more_bytes, more_ids = _measure(part, depth + 1)
                 text_bytes += more_bytes
