@@ -20,7 +20,8 @@ from gateway.routes import Route, Shape
 from gateway.splice import Buffer, TooManyMembers, append_member, edit
 from gateway.tokens import estimate_prompt_tokens
 
-STEERING_FIELDS = ("priority", "data_parallel_rank", "routed_dp_rank")
+STEERING_FIELDS = frozenset(("priority", "data_parallel_rank", "routed_dp_rank"))
+UNKNOWN_TO_SOME = frozenset(("service_tier",))
 DEFAULT_OUTPUT_TOKENS = 512  # expected of a request that sets no limit
 MAX_MODEL_CHARS = 256
 _BOUNDARY = re.compile(r'boundary="?([^";,]{1,200})"?', re.IGNORECASE)
@@ -77,28 +78,26 @@ def parse(route: Route, content_type: str, body: bytes) -> Call:
         raise InvalidJson(f"the body is not valid JSON: {error}") from error
     if not isinstance(document, dict):
         raise InvalidBody("the body must be a JSON object")
-    model = _checked_model(document.get("model"))
-    is_stream = document.get("stream") is True
-    options = document.get("stream_options")
-    hides_usage = (
-        is_stream
-        and route.shape in (Shape.CHAT, Shape.COMPLETION)
-        and (options is None or (isinstance(options, dict) and options.get("include_usage") is not True))
-    )
-    previous = document.get("previous_response_id")
-    if isinstance(options, dict) or "stream_options" in document:
+    get = document.get
+    is_stream = get("stream") is True
+    options = get("stream_options")
+    hides_usage = is_stream and route.has_usage_chunk
+    stream_options = None
+    if options is not None or "stream_options" in document:
         stream_options = options if isinstance(options, dict) else {}
-    else:
-        stream_options = None
+        # Whatever else stands there is a mistake, and the engine says so.
+        is_asked = stream_options.get("include_usage") is True
+        hides_usage = hides_usage and not is_asked and (options is None or isinstance(options, dict))
+    previous = get("previous_response_id") if route.shape is Shape.RESPONSES else None
     return Call(
-        model=model,
+        model=_checked_model(get("model")),
         is_stream=is_stream,
         prompt_tokens=estimate_prompt_tokens(document),
         output_tokens=_allowed_output(document) if route.generates else 0,
         hides_usage=hides_usage,
-        previous_response_id=previous if route.shape is Shape.RESPONSES and isinstance(previous, str) else None,
-        dropped=tuple(name for name in STEERING_FIELDS if name in document),
-        dropped_if_unknown=("service_tier",) if "service_tier" in document else (),
+        previous_response_id=previous if isinstance(previous, str) else None,
+        dropped=tuple(document.keys() & STEERING_FIELDS),
+        dropped_if_unknown=tuple(document.keys() & UNKNOWN_TO_SOME),
         stream_options=stream_options,
     )
 
@@ -115,14 +114,14 @@ def _allowed_output(document: dict[str, Any]) -> int:
     allowed = DEFAULT_OUTPUT_TOKENS
     for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
         value = document.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        if type(value) is int and value >= 0:
             allowed = value
             break
     choices = 1
     for name in ("n", "best_of"):
         value = document.get(name)
-        if isinstance(value, int) and not isinstance(value, bool):
-            choices = max(choices, value)
+        if type(value) is int and value > choices:
+            choices = value
     return allowed * choices
 
 

@@ -33,6 +33,11 @@ class Route:
     generates: bool = False
     """Whether the answer is generated token by token, so that output counts."""
 
+    @property
+    def has_usage_chunk(self) -> bool:
+        """Whether usage comes in a chunk of its own at the end of a stream, if it is asked for."""
+        return self.shape is Shape.CHAT or self.shape is Shape.COMPLETION
+
 
 ENGINE_ROUTES = {
     route.path: route

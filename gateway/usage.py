@@ -11,8 +11,9 @@ from typing import Any
 
 import orjson
 
-_USAGE = re.compile(rb'"usage"\s*:\s*\{')
-_OBJECT = re.compile(rb"\{(?:[^{}]|\{[^{}]*+\})*+\}")
+_KEY = b'"usage"'
+_OPENING = re.compile(rb"\s*:\s*\{")
+MAX_USAGE_BYTES = 4096
 
 
 @dataclass(slots=True)
@@ -34,31 +35,26 @@ class Usage:
 
 def read_usage(data: bytes, *, is_first: bool = False) -> Usage | None:
     """Read the last usage object (the first, where asked) in a piece of an answer."""
-    if is_first:
-        places = [match.end() - 1 for match in _USAGE.finditer(data)]
-    else:
-        end = data.rfind(b'"usage"')
-        if end < 0:
-            return None
-        match = _USAGE.match(data, end)
-        usage = _usage_at(data, match.end() - 1) if match is not None else None
+    place = data.find(_KEY) if is_first else data.rfind(_KEY)
+    while place >= 0:
+        usage = _usage_behind(data, place + len(_KEY))
         if usage is not None:
             return usage
-        places = [match.end() - 1 for match in _USAGE.finditer(data, 0, end)][::-1]
-    for place in places:
-        usage = _usage_at(data, place)
-        if usage is not None:
-            return usage
+        place = data.find(_KEY, place + 1) if is_first else data.rfind(_KEY, 0, place)
     return None
 
 
-def _usage_at(data: bytes, start: int) -> Usage | None:
-    """Read the object whose brace is at `start`: it holds numbers and at most flat objects of numbers."""
-    match = _OBJECT.match(data, start)
+def _usage_behind(data: bytes, place: int) -> Usage | None:
+    """Read the object behind a key: it holds numbers, and at most objects of numbers."""
+    match = _OPENING.match(data, place)
     if match is None:
         return None
+    start = match.end() - 1
+    end = data.find(b"}", start) + 1
+    while end and data.count(b"{", start, end) > data.count(b"}", start, end):
+        end = data.find(b"}", end) + 1 if end - start < MAX_USAGE_BYTES else 0
     try:
-        return usage_of(orjson.loads(match[0]))
+        return usage_of(orjson.loads(data[start:end]))
     except orjson.JSONDecodeError:
         return None
 

