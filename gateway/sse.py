@@ -9,8 +9,8 @@ Ends: `[DONE]` counts only as the whole data of an event, never inside generated
 engines end dead streams with it. So the outcome has three facts: `is_done`, `failure`, `usage`.
 """
 
-import re
 from collections.abc import Iterator
+from enum import Enum
 from typing import Any
 
 import orjson
@@ -19,7 +19,6 @@ from gateway.routes import Shape
 from gateway.usage import Usage, read_usage
 
 MAX_EVENT_BYTES = 1 << 20
-_BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 _TERMINAL_TYPES = frozenset({"response.completed", "response.incomplete", "response.cancelled", "message_stop"})
 _TERMINAL_MARK = {
     Shape.CHAT: b"[DONE]",
@@ -27,6 +26,15 @@ _TERMINAL_MARK = {
     Shape.RESPONSES: b'"response.',
     Shape.MESSAGES: b"message_stop",
 }
+
+
+class _Verdict(Enum):
+    """What becomes of an event."""
+
+    PASSES = "passes"
+    HIDDEN = "hidden"
+    LAST = "last"
+    FAILED = "failed"
 
 
 class EventReader:
@@ -37,6 +45,7 @@ class EventReader:
         "_hides_usage",
         "_last_usage",
         "_mark",
+        "_marks",
         "_partial",
         "_shape",
         "events",
@@ -53,6 +62,11 @@ class EventReader:
         self._shape = shape
         self._hides_usage = hides_usage
         self._mark = _TERMINAL_MARK.get(shape)
+        self._marks = [b'"error"', b'"abort"']
+        if self._mark is not None:
+            self._marks.append(self._mark)
+        if hides_usage:
+            self._marks.append(b'"usage"')
         self._partial = bytearray()
         self._first_usage = b""
         self._last_usage = b""
@@ -123,47 +137,73 @@ class EventReader:
         return self._read(rest) if rest.strip() else b""
 
     def _read(self, whole: bytes) -> bytes:
-        has_usage = b'"usage"' in whole
-        if has_usage:
+        if b'"usage"' in whole:
             self._last_usage = whole
             if not self._first_usage:
                 self._first_usage = whole
         self.events += 1
-        if (
-            not self.has_content
-            or b'"error"' in whole
-            or b'"abort"' in whole
-            or (self._mark is not None and self._mark in whole)
-            or (has_usage and self._hides_usage)
-        ):
-            return self._read_events(whole)
-        return whole
+        if self.has_content:
+            for mark in self._marks:
+                if mark in whole:
+                    break
+            else:
+                return whole
+        return self._read_closely(whole)
 
-    def _read_events(self, whole: bytes) -> bytes:
-        """Look at each event; leave out what the client must not see, stop at the end or a failure."""
+    def _read_closely(self, whole: bytes) -> bytes:
+        """Look at the events that matter; leave out what the client must not see, stop at the end or a failure."""
         kept: list[bytes] = []
-        for event in _events(whole):
-            data = _data_of(event)
-            if data.strip() == b"[DONE]" and self.ends_at_done:
-                self.is_done = self.is_over = self.has_payload = True
-                kept.append(event)
-                break
-            payload = _parsed(data)
-            if payload is None:
-                kept.append(event)
-                continue
-            self.has_payload = True
-            if self._is_failure(payload):
-                self.failure = payload
-                self.is_over = True
-                if "choices" not in payload:
-                    self.failure_event = event
-                break
-            if self._hides_usage and payload.get("choices") == [] and isinstance(payload.get("usage"), dict):
-                continue
-            kept.append(event)
-            self._note(payload)
-        return whole if len(kept) == 1 and kept[0] == whole else b"".join(kept)
+        position = 0
+        for start, end in self._noteworthy(whole):
+            match self._judge(whole[start:end]):
+                case _Verdict.LAST:
+                    kept.append(whole[position:end])
+                    return b"".join(kept)
+                case _Verdict.FAILED:
+                    kept.append(whole[position:start])
+                    return b"".join(kept)
+                case _Verdict.HIDDEN:
+                    kept.append(whole[position:start])
+                    position = end
+        if not position:
+            return whole
+        kept.append(whole[position:])
+        return b"".join(kept)
+
+    def _noteworthy(self, whole: bytes) -> Iterator[tuple[int, int]]:
+        """Find the events to look at: all until the first token, then those with a mark."""
+        position = 0
+        while not self.has_content and position < len(whole):
+            end = _end_of_event(whole, position)
+            yield position, end
+            position = end
+        places = sorted(place for mark in self._marks for place in _places(whole, mark, position))
+        for place in places:
+            if place >= position:
+                end = _end_of_event(whole, place)
+                yield _last_boundary(whole, 0, place), end
+                position = end
+
+    def _judge(self, event: bytes) -> "_Verdict":
+        """Take note of what one event says, and decide whether it passes."""
+        data = _data_of(event)
+        if self.ends_at_done and data.strip() == b"[DONE]":
+            self.is_done = self.is_over = self.has_payload = True
+            return _Verdict.LAST
+        payload = _parsed(data)
+        if payload is None:
+            return _Verdict.PASSES
+        self.has_payload = True
+        if self._is_failure(payload):
+            self.failure = payload
+            self.is_over = True
+            if "choices" not in payload:
+                self.failure_event = event
+            return _Verdict.FAILED
+        if self._hides_usage and payload.get("choices") == [] and isinstance(payload.get("usage"), dict):
+            return _Verdict.HIDDEN
+        self._note(payload)
+        return _Verdict.PASSES
 
     def _is_failure(self, payload: dict[str, Any]) -> bool:
         if payload.get("error") or payload.get("object") == "error":
@@ -185,20 +225,27 @@ class EventReader:
         self.has_content = self.has_content or _carries_content(self._shape, payload)
 
 
-def _last_boundary(data: bytes | bytearray, start: int) -> int:
-    """Give the place behind the last blank line, 0 where there is none behind `start`."""
-    lf = data.rfind(b"\n\n", start)
-    crlf = data.rfind(b"\n\r\n", start)
+def _last_boundary(data: bytes | bytearray, start: int, end: int | None = None) -> int:
+    """Give the place behind the last blank line that begins at `start` or later; 0 where there is none."""
+    lf = data.rfind(b"\n\n", start, end)
+    crlf = data.rfind(b"\n\r\n", start, end)
     return max(lf + 2 if lf >= 0 else 0, crlf + 3 if crlf >= 0 else 0)
 
 
-def _events(whole: bytes) -> Iterator[bytes]:
-    position = 0
-    for match in _BLANK_LINE.finditer(whole):
-        yield whole[position : match.end()]
-        position = match.end()
-    if position < len(whole):
-        yield whole[position:]
+def _end_of_event(data: bytes, start: int) -> int:
+    """Give the place behind the next blank line; the end where there is none."""
+    lf = data.find(b"\n\n", start)
+    crlf = data.find(b"\n\r\n", start, lf if lf >= 0 else None)
+    if crlf >= 0:
+        return crlf + 3
+    return lf + 2 if lf >= 0 else len(data)
+
+
+def _places(data: bytes, mark: bytes, start: int) -> Iterator[int]:
+    place = data.find(mark, start)
+    while place >= 0:
+        yield place
+        place = data.find(mark, place + 1)
 
 
 def _data_of(event: bytes) -> bytes:
