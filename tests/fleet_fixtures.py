@@ -3,6 +3,7 @@
 import asyncio
 import json
 import resource
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -164,6 +165,12 @@ class House:
     async def rests(self) -> None:
         """Wait until everything borrowed was given back; fails if it is not, to the last token."""
         await until(lambda: self.is_at_rest, "everything given back")
+
+    async def restart(self, at: int) -> None:
+        """Restart an engine at once, but in another hundredth of a second than it started: that tells its runs apart."""
+        started_at = self.cluster[at].meters.started_at
+        await until(lambda: time.time() > started_at + 0.02, "time has passed")
+        await self.cluster.restart(at)
 
     async def is_ready(self, at: int) -> None:
         """Wait until an engine may be given requests."""

@@ -214,7 +214,7 @@ async def test_r11_an_engine_that_restarts_between_two_looks_is_noticed_within_o
     async with house(2, FAST) as whole:
         old = whole.endpoints[0]
         restarted = whole.cluster[0]
-        await whole.cluster.restart(0)
+        await whole.restart(0)
         polls = restarted.facts.calls["/metrics"]
         await until(lambda: whole.endpoints[0] is not old, "another incarnation")
         assert restarted.facts.calls["/metrics"] <= polls + 2

@@ -286,7 +286,7 @@ async def test_a_restarted_engine_is_a_new_endpoint_with_clean_books() -> None:
         running = [asyncio.create_task(whole.ask(f"long {at}", tokens=10_000, stream=True)) for at in range(5)]
         await until(lambda: whole.in_flight == [5], "5 in flight")
         old = whole.endpoints[0]
-        await whole.cluster.restart(0)
+        await whole.restart(0)
         broken = await asyncio.gather(*running)
         assert not any(answer.is_whole_stream for answer in broken)
         await until(lambda: whole.endpoints[0] is not old, "a new incarnation")
