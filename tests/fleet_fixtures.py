@@ -167,7 +167,7 @@ class House:
         await until(lambda: self.is_at_rest, "everything given back")
 
     async def restart(self, at: int) -> None:
-        """Restart an engine at once, but in another hundredth of a second than it started: that tells its runs apart."""
+        """Restart an engine at once, but in another hundredth of a second than it started: that tells runs apart."""
         started_at = self.cluster[at].meters.started_at
         await until(lambda: time.time() > started_at + 0.02, "time has passed")
         await self.cluster.restart(at)
