@@ -35,6 +35,7 @@ from gateway.metrics import Labels, Metrics
 from gateway.models import ModelList
 from gateway.probe import Probe
 from gateway.proxy import Proxy
+from gateway.stored import StoredResponses
 from gateway.tenants import Tenants
 from gateway.upstream import Upstream
 from policies.catalog import POLICIES
@@ -82,11 +83,12 @@ class Gateway:
             self.fleet, self._session, self._knocking, config.health, self._clock, self._chance, self._gone
         )
         self._id_prefix, self._id_counter = secrets.token_hex(5), itertools.count()
+        tenants = Tenants(config.tenants)
         self.proxy = Proxy(
             fleet=self.fleet,
-            tenants=Tenants(config.tenants),
+            tenants=tenants,
             upstream=self.upstream,
-            homes=Homes(),
+            stored=StoredResponses(Homes(), self.fleet, tenants, self.upstream),
             models=ModelList(self.fleet, int(time.time())),
             metrics=self.metrics,
             on_record=self._record,

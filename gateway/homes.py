@@ -35,8 +35,3 @@ class Homes:
             return None
         self._homes.move_to_end(response_id)
         return home[0]
-
-    def is_foreign(self, response_id: str, tenant: str) -> bool:
-        """Whether a response is known to belong to somebody else."""
-        home = self._homes.get(response_id)
-        return home is not None and home[1] != tenant

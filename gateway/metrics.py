@@ -255,7 +255,7 @@ class _Requester:
             labels = (self._model, self._tenant, record.outcome.value, str(record.status))
             cell = self._requests[how] = self._metrics.requests.cell(labels)
         cell[0] += 1
-        if record.code is not None:
+        if record.code is not None and record.status != 200:  # a stream that broke was no refusal
             self._metrics.refusals.add((record.code,))
         if not record.tries:
             return

@@ -119,7 +119,10 @@ class Probe:
                 self._fleet.renew(member)
                 log.warning("endpoint %s has restarted", member.endpoint.name)
             self._note(member, adapter, pages, now, state_is_due=state_is_due)
-        member.endpoint.health.answered()
+        if member.endpoint.report.is_asleep:
+            member.endpoint.health.unanswered()
+        else:
+            member.endpoint.health.answered()
 
     async def _is_well(self, member: Member) -> bool:
         if member.kind is None:

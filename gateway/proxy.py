@@ -15,9 +15,7 @@ and the engine's connection is closed in the same tick.
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable
-from contextlib import closing
 
 from aiohttp.web import StreamResponse
 from aiohttp.web_request import BaseRequest
@@ -31,12 +29,12 @@ from gateway.errors import GatewayError, InternalError, MethodNotAllowed, NotFou
 from gateway.exchange import Exchange, check_length, read_body
 from gateway.fleet import Fleet, FleetPool, Lease, Member
 from gateway.headers import bearer_key, client_deadline_s, lines_to_client, lines_to_engine, sane_request_id
-from gateway.homes import Homes
 from gateway.metrics import Metrics
 from gateway.models import ModelList
 from gateway.openai import Call
 from gateway.relay import Answer, AnswerKind, failure_of
-from gateway.routes import ENGINE_ROUTES, MODELS_PATH, STORED_RESPONSE, STORED_RESPONSE_METHODS, Route, Shape
+from gateway.routes import ENGINE_ROUTES, MODELS_PATH, STORED_RESPONSE, STORED_RESPONSE_METHODS, Route
+from gateway.stored import STORED_ROUTE, StoredResponses
 from gateway.tenants import Tenant, Tenants
 from gateway.trace import Trace
 from gateway.upstream import Upstream
@@ -48,7 +46,6 @@ from policies.retries import RetryBudget
 log = logging.getLogger(__name__)
 
 JSON = b"content-type: application/json\r\n"
-STORED_ROUTE = Route("/v1/responses/{id}", Shape.RESPONSES)
 CLIENT_LEFT = 499  # nobody is told; it is how logs and metrics call it
 OUTCOMES = {429: Outcome.REFUSED, 503: Outcome.REFUSED, CLIENT_LEFT: Outcome.DISCONNECTED}
 """By status; other 4xx are the client's, other 5xx are failures."""
@@ -63,7 +60,7 @@ class Proxy:
         fleet: Fleet,
         tenants: Tenants,
         upstream: Upstream,
-        homes: Homes,
+        stored: StoredResponses,
         models: ModelList,
         metrics: Metrics,
         on_record: Callable[[RequestRecord], None],
@@ -76,7 +73,7 @@ class Proxy:
         self._fleet = fleet
         self._tenants = tenants
         self._upstream = upstream
-        self._homes = homes
+        self._stored = stored
         self._models = models
         self._metrics = metrics
         self._on_record = on_record
@@ -148,7 +145,10 @@ class Proxy:
         body = await read_body(request, self._listen.max_body_bytes, self._listen.body_timeout_s)
         if stored is not None:
             exchange = self._exchange(request, STORED_ROUTE, body, Call(""), tenant, trace)
-            return await self._serve_stored(exchange, stored["id"], client, trace)
+            holder = await self._stored.holder_of(stored["id"], exchange)
+            if holder is None:
+                raise NotFound(f"there is no response {stored['id']!r}")
+            return await self._try_on(holder, exchange, client, trace)
         assert route is not None
         call = openai.parse(route, request.headers.get("content-type", ""), body)
         exchange = self._exchange(request, route, body, call, tenant, trace)
@@ -159,7 +159,7 @@ class Proxy:
         trace.pool = pool.name
         self._budget.note_request(trace.arrived_at)
         if call.previous_response_id is not None:
-            holder = await self._holder_of(call.previous_response_id, exchange, trace)
+            holder = await self._stored.holder_of(call.previous_response_id, exchange)
             if holder is not None:
                 return await self._try_on(holder, exchange, client, trace)
             if not self._tenants.is_open:  # it may be held where this goes, and be somebody else's
@@ -245,7 +245,8 @@ class Proxy:
             trace.events = answer.events
             trace.first_token_at = answer.first_token_at
             trace.last_byte_at = answer.last_byte_at
-            self._learn_home(answer, lease.endpoint, exchange)
+            if answer.response_id is not None:
+                self._stored.learn(answer.response_id, lease.endpoint, exchange.tenant)
         if answer.error is not None:
             lease.failed()
             kind = "stalled" if isinstance(answer.error, Stalled) else "cut"
@@ -262,54 +263,6 @@ class Proxy:
             assert failure.error is not None
             raise failure_of(failure.error)
         return client.reply(failure.answer.status, failure.lines + id_line(trace), failure.answer.body)
-
-    # Stored responses.
-
-    async def _serve_stored(
-        self, exchange: Exchange, response_id: str, client: ClientAnswer, trace: Trace
-    ) -> StreamResponse:
-        """Serve `/v1/responses/{id}`: where it is held, or, where nobody knows, at whoever does not say 404."""
-        holder = await self._holder_of(response_id, exchange, trace)
-        if holder is None:
-            raise NotFound(f"there is no response {response_id!r}")
-        return await self._try_on(holder, exchange, client, trace)
-
-    async def _holder_of(self, response_id: str, exchange: Exchange, trace: Trace) -> Member | None:
-        """Find the engine that holds a response of this tenant.
-
-        After a restart nobody remembers: then every engine is asked, unless tenants are told apart by keys, since
-        nothing says whose an unknown response is.
-        """
-        endpoint = self._homes.find(response_id, exchange.tenant.name)
-        if endpoint is not None:
-            return self._fleet.member_of(endpoint)
-        if not self._tenants.is_open or not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", response_id):
-            return None
-        for member in list(self._fleet.members()):
-            if not member.endpoint.health.is_ready(self._clock()):
-                continue
-            question = Exchange(
-                STORED_ROUTE,
-                "GET",
-                f"/v1/responses/{response_id}",
-                b"",
-                b"",
-                Call(""),
-                exchange.tenant,
-                exchange.inference,
-            )
-            with self._fleet.lease_on(member, question.inference) as lease:
-                answer = Answer(Shape.RESPONSES, hides_usage=False, on_first_token=lease.first_token)
-                with closing(answer):
-                    await ask(answer, self._upstream, lease, question, self._timeouts.first_byte_s)
-                if answer.is_good:
-                    self._homes.learn(response_id, member.endpoint, exchange.tenant.name)
-                    return member
-        return None
-
-    def _learn_home(self, answer: Answer, endpoint: Endpoint, exchange: Exchange) -> None:
-        if exchange.route.shape is Shape.RESPONSES and answer.response_id is not None:
-            self._homes.learn(answer.response_id, endpoint, exchange.tenant.name)
 
     # Small parts.
 

@@ -22,6 +22,8 @@ class EngineReport:
     """Share of the KV cache held by live requests, 0 to 1."""
     kv_capacity_tokens: int | None = None
     block_tokens: int | None = None
+    is_asleep: bool | None = None
+    """Whether its weights are put away: it answers health checks and serves nothing."""
     prefix_hit_tokens: float | None = None
     prefix_query_tokens: float | None = None
     at: float = float("-inf")

@@ -40,7 +40,7 @@ LEVELS = (
     # 2: bring two or three of them together
     ("relay", "probe", "admin"),
     # 3: the life of a request
-    ("proxy + exchange + attempt",),
+    ("proxy + exchange + attempt + stored",),
     # 4: builds everything
     ("app",),
     # 5: the command

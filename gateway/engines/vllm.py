@@ -22,7 +22,8 @@ USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
 QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
 CACHE_CONFIG = "vllm:cache_config_info"
-METRICS = wanted(RUNNING, WAITING, *USAGE, *HITS, *QUERIES, CACHE_CONFIG)
+SLEEP_STATE = "vllm:engine_sleep_state"
+METRICS = wanted(RUNNING, WAITING, *USAGE, *HITS, *QUERIES, CACHE_CONFIG, SLEEP_STATE)
 
 
 class Vllm:
@@ -44,6 +45,7 @@ class Vllm:
             kv_usage=metrics.mean(*USAGE),
             kv_capacity_tokens=_capacity_tokens(metrics),
             block_tokens=_block_tokens(metrics),
+            is_asleep=_is_asleep(metrics),
             prefix_hit_tokens=metrics.total(*HITS),
             prefix_query_tokens=metrics.total(*QUERIES),
         )
@@ -55,6 +57,12 @@ class Vllm:
     def incarnation(self, pages: Mapping[str, Page]) -> str | None:
         """Name the run by the process's start time; not told with --api-server-count over 1."""
         return start_time(pages)
+
+
+def _is_asleep(metrics: Exposition) -> bool | None:
+    """Whether any rank sleeps; older versions do not tell."""
+    awake = [sample.value for sample in metrics.samples(SLEEP_STATE) if sample.labels.get("sleep_state") == "awake"]
+    return min(awake) < 1 if awake else None
 
 
 def _capacity_tokens(metrics: Exposition) -> int | None:

@@ -10,20 +10,17 @@ def test_a_response_is_found_by_the_tenant_who_made_it() -> None:
     homes = Homes()
     homes.learn("resp_1", HERE, "a")
     assert homes.find("resp_1", "a") is HERE
-    assert not homes.is_foreign("resp_1", "a")
 
 
 def test_to_everybody_else_it_does_not_exist() -> None:
     homes = Homes()
     homes.learn("resp_1", HERE, "a")
     assert homes.find("resp_1", "b") is None
-    assert homes.is_foreign("resp_1", "b")
 
 
 def test_what_nobody_made_is_nobodys() -> None:
     homes = Homes()
     assert homes.find("resp_1", "a") is None
-    assert not homes.is_foreign("resp_1", "a")
 
 
 def test_a_response_may_move() -> None:

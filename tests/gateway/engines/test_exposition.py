@@ -76,6 +76,7 @@ def test_reads_of_a_real_page_what_a_full_parser_reads() -> None:
     assert read_samples(body, wanted(*full)) == full
     assert sorted(read_samples(body, vllm.METRICS)) == [
         "vllm:cache_config_info",
+        "vllm:engine_sleep_state",
         "vllm:kv_cache_usage_perc",
         "vllm:num_requests_running",
         "vllm:num_requests_waiting",

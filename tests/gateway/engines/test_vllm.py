@@ -14,6 +14,7 @@ IDLE = EngineReport(
     kv_usage=0.0,
     kv_capacity_tokens=131072,
     block_tokens=32,
+    is_asleep=False,
     prefix_hit_tokens=544.0,
     prefix_query_tokens=1255.0,
 )
@@ -76,6 +77,13 @@ def test_adds_up_the_ranks_of_data_parallel_engines() -> None:
         prefix_hit_tokens=30.0,
         prefix_query_tokens=300.0,
     )
+
+
+def test_sees_that_an_engine_sleeps() -> None:
+    awake = b'sleep_state="awake"} 1.0'
+    assert awake in METRICS
+    assert read(METRICS.replace(awake, b'sleep_state="awake"} 0.0')).is_asleep
+    assert read(without(b"vllm:engine_sleep_state")).is_asleep is None
 
 
 def test_a_rank_that_does_not_tell_makes_the_sum_untold() -> None:

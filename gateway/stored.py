@@ -1,0 +1,62 @@
+"""Stored responses: which engine holds one, and whether this tenant may know.
+
+`previous_response_id` and `/v1/responses/{id}` go to the engine that made the response. Where it was made is remembered
+(`homes.py`); after a restart nobody remembers, and then every engine is asked, unless tenants are told apart by keys:
+nothing says whose an unknown response is.
+"""
+
+import asyncio
+import re
+from contextlib import closing
+
+from gateway.attempt import ask
+from gateway.exchange import Exchange
+from gateway.fleet import Fleet, Member
+from gateway.homes import Homes
+from gateway.openai import Call
+from gateway.relay import Answer
+from gateway.routes import Route, Shape
+from gateway.tenants import Tenant, Tenants
+from gateway.upstream import Upstream
+from policies.endpoint import Endpoint
+
+STORED_ROUTE = Route("/v1/responses/{id}", Shape.RESPONSES)
+SANE_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+ASK_WITHIN_S = 5.0  # an engine looks it up in memory
+
+
+class StoredResponses:
+    """Finds the engine that holds a response."""
+
+    def __init__(self, homes: Homes, fleet: Fleet, tenants: Tenants, upstream: Upstream) -> None:
+        self._homes = homes
+        self._fleet = fleet
+        self._tenants = tenants
+        self._upstream = upstream
+        self._clock = asyncio.get_running_loop().time
+
+    def learn(self, response_id: str, endpoint: Endpoint, tenant: Tenant) -> None:
+        """Note where a response was made, and for whom."""
+        self._homes.learn(response_id, endpoint, tenant.name)
+
+    async def holder_of(self, response_id: str, exchange: Exchange) -> Member | None:
+        """Give the engine that holds a response of this tenant; None where none does, or nobody may say."""
+        endpoint = self._homes.find(response_id, exchange.tenant.name)
+        if endpoint is not None:
+            return self._fleet.member_of(endpoint)
+        if not self._tenants.is_open or not SANE_ID.fullmatch(response_id):
+            return None
+        for member in list(self._fleet.members()):
+            if member.endpoint.health.is_ready(self._clock()) and await self._is_held_by(member, response_id, exchange):
+                self.learn(response_id, member.endpoint, exchange.tenant)
+                return member
+        return None
+
+    async def _is_held_by(self, member: Member, response_id: str, exchange: Exchange) -> bool:
+        path = f"/v1/responses/{response_id}"
+        question = Exchange(STORED_ROUTE, "GET", path, b"", b"", Call(""), exchange.tenant, exchange.inference)
+        with self._fleet.lease_on(member, question.inference) as lease:
+            answer = Answer(Shape.RESPONSES, hides_usage=False, on_first_token=lease.first_token)
+            with closing(answer):
+                await ask(answer, self._upstream, lease, question, ASK_WITHIN_S)
+            return answer.is_good
