@@ -80,5 +80,6 @@ def test_every_key_of_an_entry_is_there_with_its_default(model: type[BaseModel],
 
 
 def test_every_key_says_what_it_is() -> None:
-    for model in (*SECTIONS.values(), PoolConfig, EndpointConfig, TenantConfig):
+    every: list[type[BaseModel]] = [*SECTIONS.values(), PoolConfig, EndpointConfig, TenantConfig]
+    for model in every:
         assert all(field.description for field in model.model_fields.values()), model

@@ -243,6 +243,8 @@ class Kept:
     loop: asyncio.AbstractEventLoop
     kept: list[Connection] = field(default_factory=list)
 
+    def drain(self, connection: Connection) -> None: ...
+
     def take_back(self, connection: Connection, head: AnswerHead) -> None:
         self.kept.append(connection)
 
