@@ -544,3 +544,12 @@ async def test_the_pieces_of_a_request_arrive_in_order_as_they_were(engine: Engi
     await engine.pool.send([b"POST / HTTP/1.1\r\n", body[:2], body, b"\r\n\r\n"], notes, within_s=WITHIN_S)
     await notes.whole()
     assert engine.received == b"POST / HTTP/1.1\r\nababc\r\n\r\n"
+
+
+async def test_closing_ends_a_detached_connection_too(engine: Engine) -> None:
+    engine.answer = says(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n")
+    notes, connection = await engine.send()
+    await until(lambda: notes.body == b"hello", "what matters")
+    connection.detach()
+    engine.pool.close()
+    await until(lambda: not engine.open, "closed", 0.5)
