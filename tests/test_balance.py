@@ -22,8 +22,8 @@ FOR_LONG = Settings(time_scale=1.0)
 async def test_r1_unique_prompts_one_at_a_time_go_everywhere(policy: str) -> None:
     """N = 4 idle endpoints, R = 80: each gets 10 to 30.
 
-    A gateway seeds itself, so that those which draw lots are held to 4 or more here (less comes once in a million runs);
-    tests/policies has the case with a seed.
+    A gateway seeds itself, so that policies which draw lots are held to 4 or more here (less comes once in a million
+    runs); tests/policies has the case with a seed.
     """
     least, most = (10, 30) if policy in ("round_robin", "least_requests") else (4, 60)
     async with house(4, policy=policy) as whole:
