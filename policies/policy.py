@@ -6,9 +6,8 @@ books.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from policies.endpoint import Endpoint
 from policies.request import InferenceRequest
@@ -27,8 +26,7 @@ class Reason(Enum):
     """It holds the state that the request names (a stored response)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """An endpoint, what is expected of it, and why it was chosen."""
 
     endpoint: Endpoint

@@ -1,17 +1,16 @@
 """What routing may know of a request: sizes and identity; never its text, headers or body."""
 
-from dataclasses import dataclass
-from typing import NewType
+from typing import NamedTuple, NewType
 
 BlockHash = NewType("BlockHash", int)
 """Hash of one block of prompt tokens, chained to all blocks before it: the engines' prefix-cache unit."""
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceRequest:
+class InferenceRequest(NamedTuple):
     """One request as a policy sees it.
 
     Invariants: `prompt_tokens` and `output_tokens` are at least 0; `deadline` is on the same monotonic clock as `now`.
+    A named tuple and no frozen dataclass: one is made per request, at half the price.
     """
 
     id: str

@@ -1,6 +1,6 @@
 """The books are exact under every order of events, and so never negative."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -42,7 +42,7 @@ def test_the_books_say_what_a_fresh_count_says(operations: list[tuple[str, int, 
     running: list[Running] = []
     for operation, pick, tokens in operations:
         if operation == "dispatch":
-            one = Running(replace(REQUEST, prompt_tokens=tokens), fleet[pick % 3])
+            one = Running(REQUEST._replace(prompt_tokens=tokens), fleet[pick % 3])
             books.dispatch(one.endpoint, one.request)
             running.append(one)
         elif running and operation == "first_token":
