@@ -29,7 +29,6 @@ from loadtests.report import Summary
 ENGINES = 4
 READY_WITHIN_S = 20.0
 STOP_WITHIN_S = 10.0
-USERS_PER_SESSION = 3  # several people with the same kind of trouble: prefixes that more than one request has
 THINK_S = 0.05
 
 console = Console(highlight=False)
@@ -38,15 +37,18 @@ console = Console(highlight=False)
 def demo(
     port: Annotated[int, typer.Option(help="Of the gateway; the admin listener takes the next.")] = 8080,
     engine_port: Annotated[int, typer.Option(help="Of the first engine.")] = 9001,
+    users: Annotated[
+        int, typer.Option(min=1, help="Per session: people with the same trouble, so that prefixes are shared.")
+    ] = 3,
     keep: Annotated[bool, typer.Option("--keep", help="Leave engines and gateway running until Ctrl-C.")] = False,
 ) -> None:
     """Show Kvlane at work: simulated engines, the gateway, real conversations, a table."""
     with contextlib.suppress(KeyboardInterrupt):
-        raise typer.Exit(uvloop.run(_demo(port, engine_port, keep)))
+        raise typer.Exit(uvloop.run(_demo(port, engine_port, users, keep)))
     console.print("\nstopped")
 
 
-async def _demo(port: int, engine_port: int, keep: bool) -> int:
+async def _demo(port: int, engine_port: int, users: int, keep: bool) -> int:
     engines = [f"http://127.0.0.1:{engine_port + at}" for at in range(ENGINES)]
     gateway = f"http://127.0.0.1:{port}"
     admin = f"http://127.0.0.1:{port + 1}"
@@ -63,10 +65,11 @@ async def _demo(port: int, engine_port: int, keep: bool) -> int:
         async with _process(*serve, "--log-level", "warning") as process:
             if not await _is_ready(gateway, process, stop):
                 return 0 if stop.is_set() else 1
-            conversations = load_conversations()
-            turns = sum(len(conversation.turns) for conversation in conversations) * USERS_PER_SESSION
+            sessions = load_conversations()
+            conversations = sessions * users
+            turns = sum(len(conversation.turns) for conversation in conversations)
             console.print(
-                f"[bold]3.[/bold] {len(conversations)} real agent sessions, {USERS_PER_SESSION} users each: "
+                f"[bold]3.[/bold] {len(sessions)} real agent sessions, {users} user{'s' * (users > 1)} each: "
                 f"{turns} streamed chat calls, each with the history so far\n"
             )
             run = await _unless(stop, _replay(Target(url=gateway), conversations))
@@ -135,7 +138,7 @@ async def _unless(stop: asyncio.Event, work: Coroutine[None, None, Run]) -> Run 
 async def _replay(target: Target, conversations: list[Conversation]) -> Run:
     """Hold all conversations at once, each turn when the one before has been answered."""
     run = Run(started_at=time.monotonic())
-    total = sum(len(conversation.turns) for conversation in conversations) * USERS_PER_SESSION
+    total = sum(len(conversation.turns) for conversation in conversations)
     columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TextColumn("calls"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("", total=total)
@@ -146,7 +149,7 @@ async def _replay(target: Target, conversations: list[Conversation]) -> Run:
                 progress.advance(bar)
                 await asyncio.sleep(THINK_S)
 
-        await asyncio.gather(*(hold(conversation) for conversation in conversations * USERS_PER_SESSION))
+        await asyncio.gather(*(hold(conversation) for conversation in conversations))
     run.ended_at = time.monotonic()
     return run
 
