@@ -22,7 +22,7 @@ from rich.progress import Progress
 
 from loadtests.bench.flame import record
 from loadtests.bench.measure import Engine, Running, measure
-from loadtests.bench.processes import Process
+from loadtests.bench.processes import Process, pinned
 from loadtests.bench.rows import ROWS, Sample
 from loadtests.bench.table import as_json, broken_gates, render
 from loadtests.bench.targets import (
@@ -118,9 +118,9 @@ def run(options: argparse.Namespace) -> int:
     loads = [load for load in LOADS if load.name in chosen(options.only, [load.name for load in LOADS])]
     rounds, seconds = (1, 1.0) if options.quick else (options.rounds, options.seconds)
     proxy_core, load_core = cores()
-    os.sched_setaffinity(0, {load_core})
     started = time.time()
-    with fleet(commands, proxy_core=proxy_core, load_core=load_core) as (engine, running):
+    places = fleet(commands, proxy_core=proxy_core, load_core=load_core)
+    with pinned(load_core), places as (engine, running):
         samples: dict[str, dict[str, list[Sample]]] = {target.name: {} for target in running}
         turns = [
             (turn + 1, load, target)

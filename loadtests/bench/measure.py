@@ -12,7 +12,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 
-from loadtests.bench.processes import PROC, core_ticks, cpu_ns, pinned, rss_bytes
+from loadtests.bench.processes import PROC, cpu_ns, idle_s, pinned, rss_bytes
 from loadtests.bench.rows import Load, Sample
 from loadtests.bench.targets import OUT
 
@@ -37,8 +37,7 @@ class Reading:
 
     at_s: float
     cpu_ns: int
-    core_busy_ticks: int
-    core_ticks: int
+    core_idle_s: float
     requests: int
     chunks: int
 
@@ -91,8 +90,8 @@ def measure(target: Running, load: Load, engine: Engine, *, seconds: float, load
 def _read(target: Running, engine: Engine) -> Reading:
     counters = engine.ask()
     at_s, cpu = time.monotonic(), cpu_ns(target.pid)
-    busy, ticks = core_ticks(target.core, (PROC / "stat").read_text())
-    return Reading(at_s, cpu, busy, ticks, counters["req"], counters["chunks"])
+    idle = idle_s(target.core, (PROC / "stat").read_text())
+    return Reading(at_s, cpu, idle, counters["req"], counters["chunks"])
 
 
 def _sample(
@@ -104,7 +103,7 @@ def _sample(
     return Sample(
         cpu_us=cpu / 1e3 / count if count else float("nan"),
         core_share=cpu / 1e9 / window_s,
-        core_busy=(after.core_busy_ticks - before.core_busy_ticks) / max(1, after.core_ticks - before.core_ticks),
+        core_busy=1 - (after.core_idle_s - before.core_idle_s) / window_s,
         per_s=count / window_s,
         ttft_us=client["ttft_p50"],
         chunk_delay_ms=client["cd_p99"] / 1e3,

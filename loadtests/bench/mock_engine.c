@@ -218,7 +218,10 @@ static void step(conn *c, uint64_t now) {
     }
     flush(c);
     if (c->closed) return;
-    c->due = c->due + interval_us * 1000 > now && interval_us ? c->due + interval_us * 1000 : now;
+    if (interval_us) { // beats missed are left out: made up for, all streams would fall into step
+        uint64_t beat = interval_us * 1000ull;
+        c->due += beat * (now > c->due ? (now - c->due) / beat + 1 : 1);
+    } else c->due = now;
     heap_push(c);
 }
 

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Self
 
 PROC = Path("/proc")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 GRACE_S = 3.0  # nginx and the gateway end within one; sglang-router would wait 180 for its open streams
 
@@ -73,12 +74,15 @@ def rss_bytes(pid: int, proc: Path = PROC) -> int:
     return total
 
 
-def core_ticks(core: int, stat: str) -> tuple[int, int]:
-    """Read from /proc/stat how many ticks a core was busy, with any work, and how many there were."""
+def idle_s(core: int, stat: str) -> float:
+    """Read from /proc/stat how long a core has been idle, in seconds.
+
+    Idle time is measured, while busy time is guessed from which process a tick meets: work that runs between ticks,
+    as streams in step with the clock do, is not seen there.
+    """
     line = next(line for line in stat.splitlines() if line.split()[0] == f"cpu{core}")
-    user, nice, system, idle, iowait, *rest = (int(word) for word in line.split()[1:9])  # guest is part of user
-    busy = user + nice + system + sum(rest)
-    return busy, busy + idle + iowait
+    idle, iowait = line.split()[4:6]
+    return (int(idle) + int(iowait)) / TICKS_PER_S
 
 
 @contextmanager

@@ -66,13 +66,13 @@ def _cpu(sample: Sample) -> float:
 SMALL = Load("1 KB", "1k_warm", connections=64)
 MEDIUM = Load("8 KB", "8k_warm", connections=64)
 LARGE = Load("64 KB", "64k_warm", connections=32)
-STREAM = Load("64 chunks", "1k_s64_warm", connections=32)
+STREAM = Load("64 chunks", "1k_s64_warm", connections=128)  # sglang-router holds each for 43 ms
 MANY = Load(
     "1,000 streams",
     "1k_s1000_warm",
     connections=1000,
     warm_s=3.0,
-    stagger_s=2.0,
+    stagger_s=2.05,  # 2.05 ms apart, so that 1,000 streams of 50 ms beats have 1,000 different phases
     interval_us=50_000,  # 20 chunks a second each
     counts_chunks=True,
     saturates=False,
