@@ -40,11 +40,12 @@ class _Delivered(StreamResponse):
 class ClientConnection(RequestHandler):
     """One client's connection: tells when it can take more, and words aiohttp's own refusals as ours."""
 
-    __slots__ = ("_new_id", "is_serving", "on_writable")
+    __slots__ = ("_new_id", "is_serving", "on_full", "on_writable")
 
     def __init__(self, *args: Any, new_id: Callable[[], str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._new_id = new_id
+        self.on_full: Callable[[], None] | None = None
         self.on_writable: Callable[[], None] | None = None
         self.is_serving = False
         """Whether a request is under way."""
@@ -56,6 +57,12 @@ class ClientConnection(RequestHandler):
         """
         if self.is_serving and self.transport is not None:
             self.transport.abort()
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than it is sent to."""
+        super().pause_writing()
+        if self.on_full is not None:
+            self.on_full()
 
     def resume_writing(self) -> None:
         """The client has read what had piled up."""
@@ -160,12 +167,10 @@ class ClientAnswer:
         head = self._head(status, lines, length)
         self._send(b"%b%x\r\n%b\r\n" % (head, len(first), first) if self._is_chunked and first else head + first)
 
-    def write(self, data: bytes) -> bool:
-        """Write more of the body; False asks to send no more until the connection's `on_writable`."""
-        if self._is_chunked:
-            data = b"%x\r\n%b\r\n" % (len(data), data)
-        self._send(data)
-        return not self._connection.writing_paused
+    def write(self, data: bytes) -> None:
+        """Write more of the body."""
+        if not self._transport.is_closing():
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
 
     def finish(self) -> StreamResponse:
         """End the body."""
@@ -182,9 +187,12 @@ class ClientAnswer:
             self._transport.abort()  # only the close says where the body ends: a clean one would look like the end
         return self._delivered()
 
-    def on_writable(self, callback: Callable[[], None] | None) -> None:
-        """Let `callback` be told when the client has caught up."""
-        self._connection.on_writable = callback
+    def on_pressure(self, full: Callable[[], None] | None, writable: Callable[[], None] | None) -> None:
+        """Let `full` be told when too much waits for the client to read it, `writable` when it has caught up."""
+        self._connection.on_full = full
+        self._connection.on_writable = writable
+        if full is not None and self._connection.writing_paused:
+            full()
 
     def _send(self, data: bytes) -> None:
         """Write, unless the client has just gone: then this request is about to be cancelled."""

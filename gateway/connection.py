@@ -130,6 +130,7 @@ class Connection(asyncio.Protocol):
         "_saw_head",
         "idle_until",
         "is_paused",
+        "on_body",
         "transport",
     )
 
@@ -139,6 +140,7 @@ class Connection(asyncio.Protocol):
         self._receiver: Receiver | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._parts: list[bytes] = []
+        self.on_body = self._parts.append  # llhttp's pieces of a body, collected without a Python frame for each
         self._head = AnswerHead()
         self._head_bytes = 0
         self._saw_bytes = self._saw_head = self._is_complete = self._is_reused = self._keeps_alive = False
@@ -274,10 +276,6 @@ class Connection(asyncio.Protocol):
         self._saw_head = True
         if self._receiver is not None:
             self._receiver.on_head(self._head)
-
-    def on_body(self, data: bytes) -> None:
-        """Collect; handed over once per read."""
-        self._parts.append(data)
 
     def on_message_complete(self) -> None:
         """Note the end, unless it was that of a 1xx."""

@@ -119,11 +119,16 @@ class Answer:
         if self._client is None:
             self._hold(data)
         elif self._response is None:
-            if self._events is not None:
-                self._relay_events(self._events.feed(data))
-            else:
+            events = self._events
+            if events is None:
                 self._keep_tail(data)
-                self._write(data)
+                self._client.write(data)
+                return
+            data = events.feed(data)
+            if data:
+                self._client.write(data)
+            if self.first_token_at is None or events.is_over:
+                self._follow_events(events)
 
     def on_end(self) -> None:
         """Take the end of the engine's answer."""
@@ -132,10 +137,12 @@ class Answer:
             return
         if self._events is not None:
             rest = self._events.flush()
-            if self._client is not None and (rest or self._events.failure):
-                self._relay_events(rest)
-            elif rest:
+            if self._client is None:
                 self._held.append(rest)
+            elif self._response is None:
+                if rest:
+                    self._client.write(rest)
+                self._follow_events(self._events)
         self.is_whole = True
         if self._client is None:
             self._open()
@@ -239,7 +246,7 @@ class Answer:
         elif self.is_whole:
             self._conclude()
         else:
-            client.on_writable(self._resume)
+            client.on_pressure(self._pause, self._resume)
             self._idle_timer = self._loop.call_later(idle_s, self._check_idle)
 
     async def relayed(self) -> StreamResponse:
@@ -255,7 +262,7 @@ class Answer:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         if self._client is not None:
-            self._client.on_writable(None)
+            self._client.on_pressure(None, None)
         if self.connection is not None and not self.is_whole and self._response is None:
             self.connection.abort()
 
@@ -290,11 +297,8 @@ class Answer:
             self._break(BrokenAnswer(f"the engine's answer does not decompress: {error}"))
             return b""
 
-    def _relay_events(self, data: bytes) -> None:
-        events = self._events
-        assert events is not None
-        if data:
-            self._write(data)
+    def _follow_events(self, events: EventReader) -> None:
+        """Do what the events just read call for."""
         if self.first_token_at is None:
             self._note_first_token()
         if events.is_over:
@@ -303,9 +307,8 @@ class Answer:
             elif events.ends_at_done:
                 self._finish()
 
-    def _write(self, data: bytes) -> None:
-        assert self._client is not None
-        if not self._client.write(data) and self.connection is not None:
+    def _pause(self) -> None:
+        if self.connection is not None:
             self.connection.pause()
 
     def _resume(self) -> None:

@@ -108,6 +108,8 @@ class EventReader:
     def feed(self, data: bytes) -> bytes:
         """Take what came, give what may pass on."""
         partial = self._partial
+        if not partial and data.endswith((b"\n\n", b"\r\n\r\n")):
+            return self._read(data)
         if partial:
             searched = max(0, len(partial) - 3)
             partial += data
@@ -120,8 +122,6 @@ class EventReader:
                 partial.clear()
             else:
                 return b""
-        elif data.endswith((b"\n\n", b"\r\n\r\n")):
-            whole = data
         else:
             end = _last_boundary(data, 0)
             partial += data[end:]
