@@ -13,6 +13,7 @@ import itertools
 import logging
 import os
 import secrets
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -271,7 +272,9 @@ class Gateway:
 
 def reason(error: OSError) -> str:
     """Say in words what the system said."""
-    return os.strerror(error.errno) if error.errno else str(error)
+    if isinstance(error, socket.gaierror) or not error.errno:  # whose numbers are of a list of their own
+        return error.strerror or str(error)
+    return os.strerror(error.errno)
 
 
 @contextlib.asynccontextmanager

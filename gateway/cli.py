@@ -44,8 +44,10 @@ def serve(
     """Serve the OpenAI API in front of a fleet of engines."""
     if (file is None) == (not endpoint):
         give_up("say either which FILE to serve or one --endpoint URL for each engine")
+    if log_level.lower() not in ("debug", "info", "warning", "error"):
+        give_up(f"--log-level must be debug, info, warning or error, is {log_level!r}")
     logging.basicConfig(
-        level=log_level.upper() if log_level.lower() in ("debug", "info", "warning", "error") else "INFO",
+        level=log_level.upper(),
         format="%(asctime)s %(levelname)-7s %(message)s",
         stream=sys.stderr,
     )

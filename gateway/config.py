@@ -7,25 +7,32 @@ by the environment variable NAME, so that secrets stay out of the file; a missin
 
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 from yarl import URL
 
+from gateway import document
 from policies.catalog import POLICIES
 
-ENVIRONMENT_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$"  # names become header values and metric labels
+VISIBLE_ASCII = re.compile(r"[!-~]+")
 MEBIBYTE = 1 << 20
 
-Port = Annotated[int, Field(ge=0, le=65535)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+
+def _no_bool(value: object) -> object:
+    """Refuse `yes` and `true` where a number is meant: Python would take them for 1."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number")
+    return value
+
+
+Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_no_bool)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_no_bool)]
+Count = Annotated[int, Field(ge=1), BeforeValidator(_no_bool)]
 
 
 class Kind(Enum):
@@ -66,6 +73,12 @@ class Listen(Section):
     max_headers: Count = Field(128, description="More header lines are refused.")
     body_timeout_s: Seconds = Field(60, description="A client that sends nothing of its body for so long gets 408.")
     keepalive_s: Seconds = Field(75, description="An idle client connection is closed after this.")
+
+    @model_validator(mode="after")
+    def _listeners_differ(self) -> Self:
+        if self.port and (self.host, self.port) == (self.admin_host, self.admin_port):
+            raise ValueError("port and admin_port must differ")
+        return self
 
 
 class Timeouts(Section):
@@ -167,7 +180,26 @@ class EndpointConfig(Section):
             raise ValueError("must be http://host:port or https://host:port")
         if url.user or url.password or url.query_string or url.fragment:
             raise ValueError("must have no user, query or fragment")
+        if not VISIBLE_ASCII.fullmatch(value):
+            raise ValueError("must have no spaces, control characters or letters beyond ASCII")
         return value.rstrip("/")
+
+    @field_validator("url")
+    @classmethod
+    def _is_root(cls, value: str) -> str:
+        if value.endswith("/v1"):
+            raise ValueError("must not end in /v1: paths under it are added")
+        return value
+
+    @field_validator("api_key")
+    @classmethod
+    def _fits_a_header(cls, value: str | None) -> str | None:
+        key = (value or "").strip()  # secrets out of files end in a newline
+        if not key:
+            return None
+        if not VISIBLE_ASCII.fullmatch(key):
+            raise ValueError("must be visible ASCII, without spaces")
+        return key
 
     @property
     def known_kind(self) -> Kind | None:
@@ -228,21 +260,44 @@ class Config(Section):
     pools: Annotated[tuple[PoolConfig, ...], Field(min_length=1)]
     tenants: tuple[TenantConfig, ...] = ()
 
-    @model_validator(mode="after")
-    def _names_are_unique(self) -> Self:
-        problems = [
-            *_repeated("pool", (pool.name for pool in self.pools)),
-            *_repeated("endpoint", (endpoint.label for pool in self.pools for endpoint in pool.endpoints)),
-            *_repeated("tenant", (tenant.name for tenant in self.tenants)),
-            *_repeated("key", (digest[:8] + "…" for tenant in self.tenants for digest in tenant.key_sha256)),
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_sections_are_defaults(cls, value: Any) -> Any:
+        """Take `listen:` with nothing under it, as editing leaves it behind, for a section of defaults."""
+        if not isinstance(value, dict):
+            return value
+        return {key: {} if item is None and key in SECTIONS else item for key, item in value.items()}
+
+    def repetitions(self) -> dict[str, str]:
+        """Give what stands twice and must not, by path."""
+        pools = [(f"pools[{at}]", pool) for at, pool in enumerate(self.pools)]
+        endpoints = [
+            (f"{path}.endpoints[{n}]", entry) for path, pool in pools for n, entry in enumerate(pool.endpoints)
         ]
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
+        tenants = [(f"tenants[{at}]", tenant) for at, tenant in enumerate(self.tenants)]
+        return {
+            **_repeated((f"{path}.name", pool.name) for path, pool in pools),
+            **_repeated((f"{path}.{'name' if entry.name else 'url'}", entry.label) for path, entry in endpoints),
+            **_repeated((f"{path}.name", tenant.name) for path, tenant in tenants),
+            **_repeated(
+                (f"{path}.key_sha256[{n}]", f"{digest[:8]}…")
+                for path, tenant in tenants
+                for n, digest in enumerate(tenant.key_sha256)
+            ),
+        }
 
 
-def _repeated(what: str, names: Iterable[str]) -> list[str]:
-    return [f"{what} {name!r} is there twice" for name, count in Counter(names).items() if count > 1]
+SECTIONS = frozenset(Config.model_fields) - {"pools", "tenants"}
+
+
+def _repeated(names: Iterable[tuple[str, str]]) -> dict[str, str]:
+    first: dict[str, str] = {}
+    found = {}
+    for path, name in names:
+        if name in first:
+            found[path] = f"{name!r} is there twice, first at {first[name]}"
+        first.setdefault(name, path)
+    return found
 
 
 def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
@@ -252,44 +307,28 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
         ConfigError: the file cannot be read, is not YAML, or says something that cannot be.
     """
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except OSError as error:
-        raise ConfigError(str(path), [error.strerror or str(error)]) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(str(path), ["is not UTF-8 text"]) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(str(path), [" ".join(str(error).split())]) from error
-    return build(document, str(path), environment)
+        return build(document.read(path), str(path), environment)
+    except document.Unreadable as error:
+        raise ConfigError(str(path), [str(error)]) from error
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice: YAML keeps the last, and the first would vanish without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Make a mapping, after a look at its keys."""
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        twice = [key for key, count in Counter(keys).items() if count > 1]
-        if twice:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {twice[0]!r} is there twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-def build(document: object, source: str, environment: Mapping[str, str] = os.environ) -> Config:
+def build(content: object, source: str, environment: Mapping[str, str] = os.environ) -> Config:
     """Make a Config of what a YAML document holds.
 
     Raises:
         ConfigError: with every problem found, those of environment references and of types together.
     """
-    problems: list[str] = []
-    if not isinstance(document, dict):
-        raise ConfigError(source, [f"must be a mapping of sections, is {type(document).__name__}"])
-    resolved = _resolve(document, "", environment, problems)
+    if not isinstance(content, dict):
+        raise ConfigError(source, [f"must be a mapping of sections, is {type(content).__name__}"])
+    problems: dict[str, str] = {}
+    resolved = document.resolve(content, environment, problems)
     try:
         config = Config.model_validate(resolved)
     except ValidationError as error:
-        problems += [_problem(item) for item in _without_echoes(error.errors())]
-    if problems:
-        raise ConfigError(source, problems)
+        raise ConfigError(source, document.worded(error.errors(), problems)) from error
+    lines = document.worded((), problems | config.repetitions())
+    if lines:
+        raise ConfigError(source, lines)
     return config
 
 
@@ -300,56 +339,3 @@ def quick(urls: Iterable[str]) -> Config:
         ConfigError: a URL is none, or is there twice.
     """
     return build({"pools": [{"endpoints": [{"url": url} for url in urls]}]}, "--endpoint", {})
-
-
-def _resolve(value: Any, path: str, environment: Mapping[str, str], problems: list[str]) -> Any:
-    if isinstance(value, dict):
-        return {
-            key: _resolve(item, f"{path}.{key}" if path else str(key), environment, problems)
-            for key, item in value.items()
-        }
-    if isinstance(value, list):
-        return [_resolve(item, f"{path}[{index}]", environment, problems) for index, item in enumerate(value)]
-    if not isinstance(value, str):
-        return value
-
-    def replace(match: re.Match[str]) -> str:
-        if match[1] not in environment:
-            problems.append(f"{path}: environment variable {match[1]} is not set")
-        return environment.get(match[1], "unset")
-
-    return ENVIRONMENT_REFERENCE.sub(replace, value)
-
-
-def _without_echoes(errors: Iterable[Any]) -> list[Any]:
-    """Leave out that a list is too short, where the entries it lacks are problems of their own."""
-    found = list(errors)
-    return [
-        item
-        for item in found
-        if item["type"] != "too_short" or not any(_is_inside(other["loc"], item["loc"]) for other in found)
-    ]
-
-
-def _is_inside(path: tuple[Any, ...], outer: tuple[Any, ...]) -> bool:
-    return len(path) > len(outer) and path[: len(outer)] == outer
-
-
-def _problem(item: Any) -> str:
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in item["loc"]).lstrip(".")
-    message = str(item["msg"]).removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
-    if item["type"] == "extra_forbidden":
-        return f"{path}: unknown key"
-    if item["type"] == "too_short":
-        return f"{path}: must have at least {item['ctx']['min_length']}, has {item['ctx']['actual_length']}"
-    if item["type"] == "missing":
-        return f"{path}: is required"
-    if isinstance(item["input"], (dict, list, tuple)) or "key" in path:
-        return f"{path}: {message}" if path else message
-    return f"{path}: {message}, is {_without_secret(item['input'])!r}"
-
-
-def _without_secret(value: object) -> object:
-    """Hide the user part of what looks like a URL."""
-    return re.sub(r"//[^/]*@", "//…@", value) if isinstance(value, str) else value

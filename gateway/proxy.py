@@ -27,12 +27,13 @@ from gateway.config import Listen, Retries, Timeouts
 from gateway.connection import Stalled
 from gateway.errors import GatewayError, InternalError, MethodNotAllowed, NotFound, Overloaded
 from gateway.exchange import Exchange, check_length, read_body
+from gateway.failures import failure_of
 from gateway.fleet import Fleet, FleetPool, Lease, Member
 from gateway.headers import bearer_key, client_deadline_s, lines_to_client, lines_to_engine, sane_request_id
 from gateway.metrics import Metrics
 from gateway.models import ModelList
 from gateway.openai import Call
-from gateway.relay import Answer, AnswerKind, failure_of
+from gateway.relay import Answer, AnswerKind
 from gateway.routes import ENGINE_ROUTES, MODELS_PATH, STORED_RESPONSE, STORED_RESPONSE_METHODS, Route
 from gateway.stored import STORED_ROUTE, StoredResponses
 from gateway.tenants import Tenant, Tenants

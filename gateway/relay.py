@@ -23,12 +23,11 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-import orjson
 from aiohttp.web import StreamResponse
 
 from gateway.client import ClientAnswer
 from gateway.connection import AnswerHead, BrokenAnswer, Connection, Stalled, UpstreamError
-from gateway.errors import GatewayError, UpstreamFailed, UpstreamTimeout, stream_event
+from gateway.failures import broken_event, json_failure
 from gateway.routes import Shape
 from gateway.sse import EventReader
 from gateway.usage import Usage, read_usage
@@ -198,7 +197,7 @@ class Answer:
         if self.kind is AnswerKind.JSON and self.is_whole:
             held = self.held
             if b'"error"' in held or b'"abort"' in held:
-                return _json_failure(held)
+                return json_failure(held)
         return None
 
     @property
@@ -349,7 +348,7 @@ class Answer:
             if self._events is None:
                 self._end(client.sever())
             else:
-                client.write(self._events.failure_event or _broken_event(self._shape, error))
+                client.write(self._events.failure_event or broken_event(self._shape, error))
                 self._end(client.finish())
 
     def _end(self, response: StreamResponse) -> None:
@@ -372,32 +371,3 @@ class Answer:
         self._tail_bytes += len(data)
         while self._tail_bytes - len(self._tail[0]) >= TAIL_BYTES:
             self._tail_bytes -= len(self._tail.pop(0))
-
-
-def failure_of(error: UpstreamError) -> GatewayError:
-    """Say to a client what went wrong with an engine."""
-    if isinstance(error, Stalled):
-        return UpstreamTimeout(f"the engine did not answer in time: {error}")
-    return UpstreamFailed(f"the engine failed: {error}")
-
-
-def _broken_event(shape: Shape, error: UpstreamError) -> bytes:
-    refusal = failure_of(error)
-    if shape is Shape.MESSAGES:
-        payload = {"type": "error", "error": {"type": "api_error", "message": refusal.message}}
-        return b"event: error\ndata: " + orjson.dumps(payload) + b"\n\n"
-    return stream_event(refusal)
-
-
-def _json_failure(body: bytes) -> dict[str, Any] | None:
-    try:
-        payload = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    if not isinstance(payload, dict):
-        return None
-    choices = payload.get("choices")
-    is_aborted = isinstance(choices, list) and any(
-        isinstance(choice, dict) and choice.get("finish_reason") == "abort" for choice in choices
-    )
-    return payload if payload.get("error") or is_aborted else None

@@ -119,11 +119,17 @@ WRONG: list[tuple[object, str]] = [
     (of_endpoint(metrics_url="a"), r"pools\[0\].endpoints\[0\].metrics_url: must be http://host:port .* is 'a'"),
     (of_endpoint(max_context_tokens=0), r"pools\[0\].endpoints\[0\].max_context_tokens: .* is 0"),
     (of_endpoint(models="m"), r"pools\[0\].endpoints\[0\].models: .* is 'm'"),
-    ({"pools": [{"endpoints": [ENDPOINT, ENDPOINT]}]}, "endpoint '127.0.0.1:9001' is there twice"),
-    ({"pools": [*POOLS, {"endpoints": [{"url": "http://b"}]}]}, "pool 'default' is there twice"),
+    (
+        {"pools": [{"endpoints": [ENDPOINT, ENDPOINT]}]},
+        "pools[0].endpoints[1].url: '127.0.0.1:9001' is there twice, first at pools[0].endpoints[0].url",
+    ),
+    (
+        {"pools": [*POOLS, {"endpoints": [{"url": "http://b"}]}]},
+        "pools[1].name: 'default' is there twice, first at pools[0].name",
+    ),
     (of_tenant(key_sha256=[]), r"tenants\[0\].key_sha256: "),
     (of_tenant(key_sha256=["key"]), r"tenants\[0\].key_sha256: each must be 64 hex digits"),
-    (of_tenant(key_sha256=[DIGEST, DIGEST.upper()]), "key '" + DIGEST[:8] + "…' is there twice"),
+    (of_tenant(key_sha256=[DIGEST, DIGEST.upper()]), "tenants[0].key_sha256[1]: '" + DIGEST[:8] + "…' is there twice"),
     (of_tenant(kvlane_headers="perhaps"), r"tenants\[0\].kvlane_headers: .* is 'perhaps'"),
 ]
 
@@ -168,9 +174,13 @@ def test_every_problem_is_named_at_once() -> None:
 def test_names_that_clash_are_named_together() -> None:
     pools = [{"endpoints": [ENDPOINT]}, {"endpoints": [ENDPOINT]}]
     tenant = {"name": "t", "key_sha256": [DIGEST]}
-    (found,) = problems({"pools": pools, "tenants": [tenant, tenant]})
-    for words in ("pool 'default'", "endpoint '127.0.0.1:9001'", "tenant 't'", f"key '{DIGEST[:8]}…'"):
-        assert f"{words} is there twice" in found
+    found = problems({"pools": pools, "tenants": [tenant, tenant]})
+    assert [line.partition(",")[0] for line in found] == [
+        "pools[1].name: 'default' is there twice",
+        "pools[1].endpoints[0].url: '127.0.0.1:9001' is there twice",
+        "tenants[1].name: 't' is there twice",
+        f"tenants[1].key_sha256[0]: '{DIGEST[:8]}…' is there twice",
+    ]
 
 
 # Secrets.
@@ -197,8 +207,55 @@ def test_a_missing_variable_is_named_with_the_place_that_wants_it() -> None:
     ]
 
 
-def test_an_empty_variable_is_set() -> None:
-    assert build(of_endpoint(api_key="${KEY}"), "test", {"KEY": ""}).pools[0].endpoints[0].api_key == ""
+def test_an_empty_variable_is_set_and_an_empty_key_is_none() -> None:
+    assert build(of_endpoint(api_key="${KEY}"), "test", {"KEY": ""}).pools[0].endpoints[0].api_key is None
+    assert build(of_endpoint(api_key="${KEY}"), "test", {"KEY": "k\n"}).pools[0].endpoints[0].api_key == "k"
+
+
+TRAPS = {
+    "a date": "shutdown: {grace_s: 2020-13-45}",
+    "a number without end": "listen: {max_body_bytes: " + "9" * 5000 + "}",
+    "a tag that does not fit": "listen: {port: !!int abc}",
+    "another": "listen: {port: !!float abc}",
+    "a date by tag": "listen: {port: !!timestamp abc}",
+    "a set that is none": "listen: !!set [a]",
+    "an alias of itself": "listen: &a {port: *a}",
+    "a list of itself": "pools: &a [{endpoints: *a}]",
+    "nesting without end": "[" * 5000,
+}
+
+
+@pytest.mark.parametrize("text", TRAPS.values(), ids=TRAPS)
+def test_a_trap_of_yaml_is_a_line_and_no_traceback(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "kvlane.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(file, {})
+    assert all(len(problem.splitlines()) == 1 for problem in caught.value.problems)
+
+
+NEWCOMERS = [
+    (of_endpoint(url="http://h:8000/v1"), "pools[0].endpoints[0].url: must not end in /v1"),
+    (of_endpoint(url="http://h:8000/a b"), "pools[0].endpoints[0].url: must have no spaces"),
+    (of_endpoint(api_key="a\nx: y"), "pools[0].endpoints[0].api_key: must be visible ASCII, without spaces"),
+    ({"pools": POOLS, "listen": {"port": True}}, "listen.port: must be a number"),
+    ({"pools": POOLS, "listen": {"port": 81, "admin_port": 81}}, "listen: port and admin_port must differ"),
+    ({"pools": {}}, "pools: must be a list"),
+    ({"pools": POOLS, "listen": 3}, "listen: must be a mapping"),
+    ({"pools": POOLS, "listen": {"port": "${UNSET}"}}, "listen.port: environment variable UNSET is not set"),
+]
+
+
+@pytest.mark.parametrize(
+    ("document", "words"), NEWCOMERS, ids=lambda value: value[:40] if isinstance(value, str) else ""
+)
+def test_what_newcomers_write_is_one_line_in_their_words(document: object, words: str) -> None:
+    (found,) = problems(document)
+    assert found.startswith(words)
+
+
+def test_a_section_with_nothing_under_it_is_one_of_defaults() -> None:
+    assert build({"pools": POOLS, "listen": None}, "test", {}).listen.port == 8080
 
 
 @pytest.mark.parametrize(
@@ -234,7 +291,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"pools: [}", "while parsing a flow node"),
+        (b"pools: [}", "expected the node content, but found '}', line 1"),
         (b"a: b: c", "mapping values are not allowed here"),
         (b"\xff\xfe\x00", "is not UTF-8 text"),
         (b"", "must be a mapping of sections, is NoneType"),
