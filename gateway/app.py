@@ -41,6 +41,7 @@ from gateway.tenants import Tenants
 from gateway.upstream import Upstream
 from policies.catalog import POLICIES
 from policies.health import State
+from policies.index import PrefixIndex
 from policies.record import RequestRecord
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,9 @@ class Gateway:
                 f"cannot listen on {listen.admin_host}:{listen.admin_port} (admin): {reason(error)}"
             ) from error
         for pool_config in self._config.pools:
-            pool = self.fleet.add_pool(pool_config.name, POLICIES[pool_config.policy](self._chance))
+            index = PrefixIndex()
+            policy = POLICIES[pool_config.policy](self._chance, index)
+            pool = self.fleet.add_pool(pool_config.name, policy, index)
             await self._follow_once(pool, pool_config)
         self._tasks.append(asyncio.create_task(self._watch_lag(), name="loop lag"))
         gc.set_threshold(*GC_THRESHOLDS)

@@ -17,6 +17,7 @@ from gateway.config import EndpointConfig, Kind
 from gateway.errors import GatewayError, ModelNotFound, Overloaded
 from policies import books
 from policies.endpoint import Endpoint, Pool
+from policies.index import PrefixIndex
 from policies.policy import Choice, Policy, Reason
 from policies.pools import candidates, earliest_s, is_served_by
 from policies.request import InferenceRequest
@@ -58,10 +59,11 @@ class Member:
 
 @dataclass(eq=False, slots=True)
 class FleetPool:
-    """A pool and the policy that spreads requests over it."""
+    """A pool, the policy that spreads requests over it, and what its endpoints probably hold."""
 
     pool: Pool
     policy: Policy
+    index: PrefixIndex
     members: list[Member] = field(default_factory=list)
 
     @property
@@ -73,16 +75,22 @@ class FleetPool:
 class Lease:
     """One request's charge on one endpoint."""
 
-    __slots__ = ("_clock", "_is_decoding", "_is_open", "_request", "choice", "member")
+    __slots__ = ("_charge", "_clock", "_is_open", "choice", "member", "output_tokens")
 
     def __init__(self, member: Member, choice: Choice, request: InferenceRequest, clock: Callable[[], float]) -> None:
+        now = clock()
+        index = member.pool.index
         self.member = member
+        self.output_tokens: int | None = None
+        """What the engine says it produced, once it has."""
+        if choice.cached_tokens is None and request.prefix:
+            held = index.matched_on(choice.endpoint, request.prefix) * request.unit_tokens
+            choice = choice._replace(cached_tokens=held)
         self.choice = choice
-        self._request = request
         self._clock = clock
-        self._is_decoding = False
         self._is_open = True
-        books.dispatch(choice.endpoint, request)
+        self._charge = books.dispatch(choice.endpoint, request, now, choice.cached_tokens or 0)
+        index.learn(choice.endpoint, request.prefix, now)
         member.leases_total += 1
 
     @property
@@ -92,9 +100,8 @@ class Lease:
 
     def first_token(self) -> None:
         """Note that the prefill is done."""
-        if self._is_open and not self._is_decoding:
-            self._is_decoding = True
-            books.first_token(self.endpoint, self._request)
+        if self._is_open and not self._charge.is_decoding:
+            books.first_token(self._charge, self._clock())
 
     def served(self) -> None:
         """Note that the engine answered: it lives, whatever it said."""
@@ -120,7 +127,7 @@ class Lease:
     ) -> None:
         assert self._is_open
         self._is_open = False
-        books.finish(self.endpoint, self._request, is_decoding=self._is_decoding)
+        books.finish(self._charge, self._clock(), self.output_tokens)
 
 
 class Fleet:
@@ -133,9 +140,9 @@ class Fleet:
 
     # Who is there.
 
-    def add_pool(self, name: str, policy: Policy) -> FleetPool:
-        """Open a pool."""
-        pool = FleetPool(Pool(name), policy)
+    def add_pool(self, name: str, policy: Policy, index: PrefixIndex | None = None) -> FleetPool:
+        """Open a pool; its policy may ask `index`, which is told where requests went."""
+        pool = FleetPool(Pool(name), policy, PrefixIndex() if index is None else index)
         self.pools.append(pool)
         return pool
 
@@ -155,6 +162,7 @@ class Fleet:
         member.endpoint.health.drain()
         member.pool.members.remove(member)
         member.pool.pool.endpoints.remove(member.endpoint)
+        member.pool.index.forget(member.endpoint)
         del self._members[member.endpoint]
 
     def renew(self, member: Member) -> None:
@@ -163,6 +171,7 @@ class Fleet:
         new = Endpoint(old.name, old.url, old.models, old.max_context_tokens)
         endpoints = member.pool.pool.endpoints
         endpoints[endpoints.index(old)] = new
+        member.pool.index.forget(old)
         del self._members[old]
         self._members[new] = member
         member.endpoint = new

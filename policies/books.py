@@ -1,35 +1,137 @@
 """What is outstanding on each endpoint: charged at dispatch, moved at the first token, given back at the end.
 
-The figures are this gateway's own and exact, and so they are the truth between two polls of the engines: a poll is old
-when it arrives, and lags whenever an engine is busy.
+The figures are exact and our own, and so they are the truth between two polls of the engines: a poll is old when it
+arrives, and lags whenever an engine is busy. What other gateways report is charged by the same three functions.
+
+    dispatch -> Charge, prefilling -> first_token -> decoding -> finish
+                                   -----------------------------> finish
+
+Each step costs O(1), and O(units) for the count of distinct KV units that requests in flight hold. Steps also teach the
+endpoint's WorkModel: the first token of a prompt that nobody was ahead of, and the mean step of a finished stream less
+the prefills it was held up by.
 """
 
-from policies.endpoint import Endpoint
-from policies.request import InferenceRequest
+from policies.endpoint import Charge, Endpoint
+from policies.request import BlockHash, InferenceRequest
+
+MIN_CACHED_LEFT = 16  # an engine computes at least one block anew, however much it has
+MIN_PREFILL_TOKENS = 256  # shorter prompts take one step whatever their length: they teach nothing of prefill
+MIN_STREAM_TOKENS = 16  # nor does a stream of a few steps teach what a step takes
 
 
-def dispatch(endpoint: Endpoint, request: InferenceRequest) -> None:
-    """Charge a request that is about to be sent."""
+def dispatch(endpoint: Endpoint, request: InferenceRequest, now: float, cached_tokens: int = 0) -> Charge:
+    """Charge a request that is about to be sent, of whose prompt so much is expected to be cached there."""
     books = endpoint.outstanding
+    prompt = request.prompt_tokens
+    uncached = max(prompt - cached_tokens, min(MIN_CACHED_LEFT, prompt))
+    prefill_s = endpoint.work.prefill_s(uncached, prompt - uncached)
+    charge = Charge(endpoint, request, prompt - uncached, uncached, prefill_s, now, not books.prefilling)
+    if not books.prefilling:
+        books.head_since = now
     books.requests += 1
-    books.prefill_tokens += request.prompt_tokens
+    books.prefill_tokens += uncached
+    books.prefill_s += prefill_s
+    books.prefilling[charge] = None
+    books.context_tokens += prompt
+    books.growth_tokens += uncached + request.output_tokens // 2
+    books.pinned_tokens += _pin(books.pinned, request.prefix) * request.unit_tokens + _tail(request)
+    endpoint.reckon()
+    return charge
 
 
-def first_token(endpoint: Endpoint, request: InferenceRequest) -> None:
+def first_token(charge: Charge, now: float) -> None:
     """Move a charged request from prefill to decode."""
-    books = endpoint.outstanding
-    books.prefill_tokens -= request.prompt_tokens
+    assert charge.first_token_at is None
+    endpoint, books = charge.endpoint, charge.endpoint.outstanding
+    half = charge.request.output_tokens // 2
+    if charge.was_first and charge.uncached_tokens >= MIN_PREFILL_TOKENS:
+        endpoint.work.observe_prefill(charge.prefill_s + endpoint.outlook.start_s, now - charge.dispatched_at)
+    _end_prefill(charge, now)
+    books.prefilled_s += charge.prefill_s
     books.decoding += 1
+    books.context_tokens += half
+    books.pinned_tokens += half
+    charge.first_token_at = now
+    charge.prefilled_s = books.prefilled_s
+    charge.step_s = endpoint.work.step_s(books.decoding, books.context_tokens)
+    endpoint.reckon()
 
 
-def finish(endpoint: Endpoint, request: InferenceRequest, *, is_decoding: bool) -> None:
-    """Give back what a request was charged, however it ended."""
-    books = endpoint.outstanding
-    books.requests -= 1
-    if is_decoding:
-        books.decoding -= 1
+def finish(charge: Charge, now: float, output_tokens: int | None = None) -> None:
+    """Give back what a request was charged, however it ended.
+
+    Args:
+        output_tokens: What it produced; None when that is not known, or it did not end by itself.
+    """
+    endpoint, request, books = charge.endpoint, charge.request, charge.endpoint.outstanding
+    half = request.output_tokens // 2
+    if charge.first_token_at is None:
+        _end_prefill(charge, now)
     else:
-        books.prefill_tokens -= request.prompt_tokens
+        if output_tokens is not None and output_tokens >= MIN_STREAM_TOKENS:
+            own_s = now - charge.first_token_at - (books.prefilled_s - charge.prefilled_s)
+            last = endpoint.work.step_s(books.decoding, books.context_tokens)
+            endpoint.work.observe_decode((charge.step_s + last) / 2, own_s / (output_tokens - 1))
+        books.decoding -= 1
+        books.context_tokens -= half
+        books.pinned_tokens -= half
+    books.requests -= 1
+    books.context_tokens -= request.prompt_tokens
+    books.growth_tokens -= charge.uncached_tokens + half
+    books.pinned_tokens -= _unpin(books.pinned, request.prefix) * request.unit_tokens + _tail(request)
     assert books.requests >= 0
-    assert books.prefill_tokens >= 0
     assert books.decoding >= 0
+    assert books.pinned_tokens >= 0
+    endpoint.reckon()
+
+
+def unpinned_tokens(endpoint: Endpoint, request: InferenceRequest) -> int:
+    """Count the prompt tokens of a request that no request in flight on the endpoint holds."""
+    return request.prompt_tokens - _shared(endpoint.outstanding.pinned, request.prefix) * request.unit_tokens
+
+
+def _end_prefill(charge: Charge, now: float) -> None:
+    books = charge.endpoint.outstanding
+    if next(iter(books.prefilling)) is charge:
+        books.head_since = now
+    del books.prefilling[charge]
+    books.prefill_tokens -= charge.uncached_tokens
+    # A sum of floats drifts: it is exact again whenever nothing is waiting.
+    books.prefill_s = max(0.0, books.prefill_s - charge.prefill_s) if books.prefilling else 0.0
+
+
+def _tail(request: InferenceRequest) -> int:
+    """Count the prompt tokens behind the last full unit."""
+    return max(0, request.prompt_tokens - len(request.prefix) * request.unit_tokens)
+
+
+def _shared(pinned: dict[BlockHash, int], prefix: tuple[BlockHash, ...]) -> int:
+    """Count the leading units that are pinned; whoever pins one pins all before it."""
+    low, high = 0, len(prefix)
+    while low < high:
+        middle = (low + high) >> 1
+        if prefix[middle] in pinned:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _pin(pinned: dict[BlockHash, int], prefix: tuple[BlockHash, ...]) -> int:
+    """Pin the units of a prompt, and count those that nobody held."""
+    shared = _shared(pinned, prefix)
+    for unit in prefix[:shared]:
+        pinned[unit] += 1
+    pinned.update(dict.fromkeys(prefix[shared:], 1))
+    return len(prefix) - shared
+
+
+def _unpin(pinned: dict[BlockHash, int], prefix: tuple[BlockHash, ...]) -> int:
+    """Give the units of a prompt back, and count those that nobody holds now."""
+    left = len(prefix)
+    while left and pinned[prefix[left - 1]] == 1:
+        left -= 1
+        del pinned[prefix[left]]
+    for unit in prefix[:left]:
+        pinned[unit] -= 1
+    return len(prefix) - left

@@ -8,8 +8,13 @@ Policies only read.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from policies.health import Health
+from policies.request import BlockHash, InferenceRequest
+from policies.work import WorkModel
+
+UNKNOWN_CAPACITY = float("inf")  # tokens: where the engine does not say, nothing is ever full
 
 
 @dataclass(slots=True)
@@ -30,15 +35,71 @@ class EngineReport:
     """Monotonic seconds of the report."""
 
 
+@dataclass(eq=False, slots=True)
+class Charge:
+    """What one request in flight was charged on one endpoint; `policies/books.py` makes, moves and ends it."""
+
+    endpoint: "Endpoint"
+    request: InferenceRequest
+    cached_tokens: int
+    """Prompt tokens that were expected to be in the KV cache."""
+    uncached_tokens: int
+    prefill_s: float
+    """Predicted seconds of engine time for the uncached tokens."""
+    dispatched_at: float
+    was_first: bool
+    """Nothing else was waiting for its prefill: the time to the first token is this prompt's own."""
+    first_token_at: float | None = None
+    prefilled_s: float = 0.0
+    """The endpoint's `prefilled_s` at the first token."""
+    step_s: float = 0.0
+    """Predicted seconds per token at the first token."""
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether its first token has come."""
+        return self.first_token_at is not None
+
+
 @dataclass(slots=True)
 class Outstanding:
-    """What this gateway has sent to an endpoint and not yet got back. Exact under every way out; never negative."""
+    """What was sent to an endpoint and has not come back. Exact under every way out; never negative."""
 
     requests: int = 0
     prefill_tokens: int = 0
-    """Prompt tokens of requests that have not shown a first token."""
+    """Prompt tokens, without those expected to be cached, of requests that have not shown a first token."""
     decoding: int = 0
     """Requests past their first token."""
+    prefill_s: float = 0.0
+    """Predicted engine time of those prompt tokens."""
+    context_tokens: int = 0
+    """Prompt tokens of all in flight, and half the expected output of those that decode."""
+    growth_tokens: int = 0
+    """What they add to the KV cache: uncached tokens and half the expected output of all in flight."""
+    pinned_tokens: int = 0
+    """KV tokens that cannot be evicted: distinct prompt tokens of all in flight, and half the output of decodes."""
+    pinned: dict[BlockHash, int] = field(default_factory=dict, repr=False)
+    """Requests in flight that hold each unit; along a prompt the counts only fall."""
+    prefilling: dict[Charge, None] = field(default_factory=dict, repr=False)
+    """Charges before their first token, oldest first."""
+    head_since: float = field(default=0.0, compare=False)
+    """When the oldest of them got its turn."""
+    prefilled_s: float = field(default=0.0, compare=False)
+    """Engine time of all prefills done so far."""
+
+
+class Outlook(NamedTuple):
+    """What the books mean in seconds: asked of every endpoint for every request, so reckoned on changes only."""
+
+    p1: float
+    p2: float
+    start_s: float
+    """Wait for the step under way and for one step of one's own."""
+    strain_s: float
+    """What decodes and their context there cost each output token."""
+    decoding: int
+    fill: float
+    """Share of the KV cache that is pinned; 0 where the capacity is unknown."""
 
 
 @dataclass(eq=False, slots=True)
@@ -54,9 +115,29 @@ class Endpoint:
     health: Health = field(default_factory=Health)
     outstanding: Outstanding = field(default_factory=Outstanding)
     report: EngineReport = field(default_factory=EngineReport)
+    work: WorkModel = field(default_factory=WorkModel)
+    outlook: Outlook = field(init=False)
+    """Kept by `policies/books.py`."""
+
+    def __post_init__(self) -> None:
+        self.reckon()
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.name} {self.health.state.value} {self.outstanding.requests} in flight>"
+
+    def reckon(self) -> None:
+        """Bring the outlook up to date with books, work model and reported capacity."""
+        books, work = self.outstanding, self.work
+        decoding, context = books.decoding, books.context_tokens
+        strain_s = work.d1 * decoding + work.d2 * context
+        self.outlook = Outlook(
+            work.p1,
+            work.p2,
+            1.5 * (work.d0 + strain_s),
+            strain_s,
+            decoding,
+            books.pinned_tokens / (self.report.kv_capacity_tokens or UNKNOWN_CAPACITY),
+        )
 
 
 @dataclass(eq=False, slots=True)

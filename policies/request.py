@@ -3,14 +3,16 @@
 from typing import NamedTuple, NewType
 
 BlockHash = NewType("BlockHash", int)
-"""Hash of one block of prompt tokens, chained to all blocks before it: the engines' prefix-cache unit."""
+"""Hash of one unit of prompt tokens, chained to all units before it: see prefix.py."""
+
+UNIT_TOKENS = 64  # a multiple of the engines' 16 and 32; entries of 16 cost four times as much and route no better
 
 
 class InferenceRequest(NamedTuple):
     """One request as a policy sees it.
 
-    Invariants: `prompt_tokens` and `output_tokens` are at least 0; `deadline` is on the same monotonic clock as `now`.
-    A named tuple and no frozen dataclass: one is made per request, at half the price.
+    Invariants: all sizes are at least 0, `len(prefix) * unit_tokens <= prompt_tokens`; `deadline` is on the same
+    monotonic clock as `now`. A named tuple and no frozen dataclass: one is made per request, at half the price.
     """
 
     id: str
@@ -18,7 +20,13 @@ class InferenceRequest(NamedTuple):
     tenant: str = "anonymous"
     prompt_tokens: int = 0
     output_tokens: int = 0
-    """Output that is expected: what the client allows, or what its like have produced."""
+    """Output that is expected: what its like have produced, and never more than is allowed."""
     prefix: tuple[BlockHash, ...] = ()
-    """Chained hashes of the full blocks of the prompt, first block first; empty when nothing is known of it."""
+    """Chained hashes of the full units of the prompt, first unit first; empty when nothing is known of it."""
     deadline: float = float("inf")
+    ring_key: BlockHash | None = None
+    """Names what the request shares with its like, for the ring: its system prompt or its session."""
+    allowed_tokens: int = 0
+    """Output that may come: max_tokens, or the learned 90th percentile where the client names none."""
+    unit_tokens: int = UNIT_TOKENS
+    """Tokens that one hash of `prefix` stands for."""
