@@ -1,8 +1,11 @@
 """kvlane-sim: the simulated fleet, and the load that proves what the gateway does."""
 
+import sys
+
 import typer
 
 from loadtests.demo import demo
+from loadtests.experiment import simulate, spread
 from loadtests.fleet import fleet
 from loadtests.load import drive
 
@@ -10,6 +13,7 @@ app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pret
 app.command()(demo)
 app.command()(fleet)
 app.command()(drive)
+app.command()(simulate)
 
 
 @app.callback()
@@ -19,4 +23,4 @@ def sim() -> None:
 
 def main() -> None:
     """Run the command line."""
-    app()
+    app(args=spread(sys.argv[1:]))

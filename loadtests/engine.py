@@ -18,6 +18,7 @@ would have noticed them, so read `ends_at` again after either.
 """
 
 from collections import deque
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from math import sqrt
 
@@ -106,6 +107,15 @@ class EngineModel:
         too."""
         started = sum(sequence.target - sequence.computed for sequence in self._prefilling.values())
         return started + sum(sequence.target for sequence in self._waiting)
+
+    def backlog(self) -> Iterator[tuple[int, int, int]]:
+        """Give each prompt that is not computed yet, in the order of its turn: tokens left, tokens computed or (of
+        those that wait) cached now, output tokens to come."""
+        for sequence in self._prefilling.values():
+            yield sequence.target - sequence.computed, sequence.computed, sequence.generation.output_tokens
+        for sequence in self._waiting:
+            cached = self.cached_tokens(sequence.generation)
+            yield sequence.target - cached, cached, sequence.generation.output_tokens
 
     @property
     def kv_usage(self) -> float:

@@ -1,0 +1,166 @@
+"""simulate: policies side by side in virtual time, as a command."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated
+
+import orjson
+import typer
+from pydantic import ValidationError
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from loadtests.results import Result
+from loadtests.rules.catalog import NAMES
+from loadtests.scenario import load, names
+from loadtests.sweep import Case, Finding, sweep
+
+DEFAULT_POLICIES = ("round_robin", "least_requests", "bounded_load", "least_work")
+SEVERAL = ("--policy", "--seed")
+
+
+class Share(StrEnum):
+    """What gateways tell each other."""
+
+    OWN = "own"
+    SHARED = "shared"
+
+
+def spread(words: Sequence[str]) -> list[str]:
+    """Write `--seed 1 2 3` as the command line reads it: the option before each value."""
+    found: list[str] = []
+    option = None
+    for word in words:
+        if word.startswith("-"):
+            option = word if word in SEVERAL else None
+        elif option is not None and found[-1] != option:
+            found.append(option)
+        found.append(word)
+    return found
+
+
+def simulate(
+    scenario: Annotated[str, typer.Argument(help=f"{', '.join(names())}; or a YAML file of the same form.")],
+    policy: Annotated[
+        list[str], typer.Option(help=f"One or several of {', '.join(NAMES)}.", show_default=False)
+    ] = list(DEFAULT_POLICIES),  # noqa: B006  typer copies it
+    seed: Annotated[list[int], typer.Option(help="One or several; the same seed makes the same requests.")] = [0],  # noqa: B006
+    gateways: Annotated[int, typer.Option(min=1, help="Gateway replicas; requests come to any.")] = 1,
+    share: Annotated[
+        Share, typer.Option(help="Whether gateways tell each other what they do, 20 ms late.")
+    ] = Share.OWN,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Requests per second, not the scenario's.")] = None,
+    max_rate: Annotated[bool, typer.Option("--max-rate", help="Find the highest rate within the SLO.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Write the numbers there; - is standard output.")] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Simulations at once.")] = 2,
+) -> None:
+    """Compare policies on a simulated fleet in virtual time."""
+    unknown = [name for name in policy if name not in NAMES]
+    if unknown:
+        raise typer.BadParameter(f"no policy {unknown[0]!r}: {', '.join(NAMES)}", param_hint="--policy")
+    try:
+        wanted = load(scenario)
+    except (LookupError, ValidationError) as exc:
+        raise typer.BadParameter(str(exc).strip("'\""), param_hint="SCENARIO") from exc
+    cases = [Case(wanted, name, number, gateways, share.value, rate, max_rate) for name in policy for number in seed]
+    console = Console(stderr=json == Path("-"))
+    findings = _watched(console, cases, processes)
+    if json is not None:
+        document = orjson.dumps(as_json(findings), option=orjson.OPT_INDENT_2) + b"\n"
+        if json == Path("-"):
+            sys.stdout.buffer.write(document)
+        else:
+            json.write_bytes(document)
+    doors = "one gateway" if gateways == 1 else f"{gateways} gateways, state {share.value}"
+    fleet = wanted.fleet
+    console.print(f"[bold]{wanted.name}[/bold]: {wanted.about}; {fleet.endpoints} x {fleet.profile}, {doors}")
+    if max_rate:
+        console.print(rates_table(findings))
+    console.print(runs_table([result for finding in findings for result in finding.runs]))
+
+
+def as_json(findings: Sequence[Finding]) -> dict[str, object]:
+    """Give the document of `--json`."""
+    document: dict[str, object] = {"runs": [asdict(result) for finding in findings for result in finding.runs]}
+    if any(finding.max_rate is not None for finding in findings):
+        document["max_rate"] = [
+            {
+                "policy": finding.case.policy,
+                "seed": finding.case.seed,
+                "gateways": finding.case.gateways,
+                "share": finding.case.share,
+                "requests_per_s": finding.max_rate,
+            }
+            for finding in findings
+        ]
+    return document
+
+
+def _watched(console: Console, cases: list[Case], processes: int) -> list[Finding]:
+    """Run with a progress bar."""
+    columns = (TextColumn("simulating"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("", total=float(len(cases)))
+        done = [0.0] * len(cases)
+
+        def tell(place: int, share: float) -> None:
+            done[place] = share
+            progress.update(bar, completed=sum(done))
+
+        return sweep(cases, processes, tell)
+
+
+def rates_table(findings: Sequence[Finding]) -> Table:
+    """Show the highest rates, one row a policy."""
+    table = Table("policy", "requests/s", "by seed", title="highest rate within the SLO", title_justify="left")
+    table.columns[1].justify = "right"
+    for policy in dict.fromkeys(finding.case.policy for finding in findings):
+        rates = [finding.max_rate or 0.0 for finding in findings if finding.case.policy == policy]
+        table.add_row(policy, f"{fmean(rates):.1f}", "  ".join(f"{rate:.1f}" for rate in rates))
+    return table
+
+
+CELLS: tuple[tuple[str, Callable[[Result], float | None], str], ...] = (
+    ("rate", lambda result: result.rate, ".4g"),
+    ("hits", lambda result: result.hit_rate * 100, ".1f"),
+    ("TTFT", lambda result: _ms(result.ttft_s.mean), ".0f"),
+    ("p50", lambda result: _ms(result.ttft_s.p50), ".0f"),
+    ("p99", lambda result: _ms(result.ttft_s.p99), ".0f"),
+    ("TPOT", lambda result: _ms(result.tpot_s.mean), ".0f"),
+    ("p99", lambda result: _ms(result.tpot_s.p99), ".0f"),
+    ("E2E", lambda result: _ms(result.e2e_s.mean), ".0f"),
+    ("out/s", lambda result: result.output_tokens_per_s, ".0f"),
+    ("good/s", lambda result: result.goodput_per_s, ".1f"),
+    ("SLO", lambda result: result.slo_attainment * 100, ".1f"),
+    ("over", lambda result: result.imbalance, ".2f"),
+)
+
+
+def runs_table(results: Sequence[Result]) -> Table:
+    """Show what came of each policy and rate: means over the seeds. It fits 80 columns."""
+    title = "means over seeds; times in ms, hits and SLO met in %, over: the busiest engine's load over the mean"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), show_edge=False)
+    table.add_column("policy", no_wrap=True)
+    for name, _, _ in CELLS:
+        table.add_column(name, justify="right", no_wrap=True)
+    rates = len({(result.policy, result.rate) for result in results}) > len({result.policy for result in results})
+    for policy, rate in dict.fromkeys((result.policy, result.rate if rates else 0.0) for result in results):
+        alike = [result for result in results if result.policy == policy and (not rates or result.rate == rate)]
+        cells = []
+        for _, value, form in CELLS:
+            values = [known for result in alike if (known := value(result)) is not None]
+            cells.append(format(fmean(values), form) if values else "-")
+        table.add_row(policy, *cells)
+    if refused := sum(result.refused for result in results):
+        table.caption = f"{refused:,} of {sum(result.requests for result in results):,} requests refused"
+    return table
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3

@@ -1,0 +1,35 @@
+"""NVIDIA Dynamo's KV router: prefill blocks to compute plus decode blocks to hold."""
+
+from collections.abc import Sequence
+from random import Random
+
+from loadtests.rules.ties import least
+from policies.endpoint import Endpoint
+from policies.index import PrefixIndex
+from policies.policy import Choice, Reason
+from policies.request import InferenceRequest
+
+BLOCK_TOKENS = 16
+
+
+class BlockCost:
+    """Take the least blocks, at temperature 0."""
+
+    def __init__(self, chance: Random, index: PrefixIndex) -> None:
+        self._chance, self._index = chance, index
+
+    def choose(self, request: InferenceRequest, endpoints: Sequence[Endpoint], now: float) -> Choice:
+        """Choose the least cost."""
+        matched = self._index.matched(request.prefix)
+        tokens = [matched.get(endpoint, 0) * request.unit_tokens for endpoint in endpoints]
+        costs = [
+            (
+                max(0, endpoint.outstanding.prefill_tokens + request.prompt_tokens - held)
+                + endpoint.outstanding.context_tokens
+                + request.prompt_tokens
+            )
+            / BLOCK_TOKENS
+            for held, endpoint in zip(tokens, endpoints, strict=True)
+        ]
+        place = least(costs, self._chance)
+        return Choice(endpoints[place], Reason.LEAST_LOADED, tokens[place])
