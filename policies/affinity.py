@@ -50,8 +50,6 @@ class BoundedLoad:
         total = sum(endpoint.outstanding.requests for endpoint in endpoints)
         bound = BOUND * (total + 1) / len(endpoints)
         homes = self._ring.homes(ring_key_of(request), by_name)
-        for turn, name in enumerate(homes):
-            endpoint = by_name[name]
-            if endpoint.outstanding.requests <= bound:
-                return Choice(endpoint, Reason.SPILL if turn else Reason.HOME)
-        raise AssertionError("somebody is at or below the mean")
+        # Somebody is at or below the mean, so the search ends.
+        turn, name = next(each for each in enumerate(homes) if by_name[each[1]].outstanding.requests <= bound)
+        return Choice(by_name[name], Reason.SPILL if turn else Reason.HOME)

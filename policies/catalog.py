@@ -10,11 +10,11 @@ from policies.policy import Policy
 from policies.spread import LeastRequests, PowerOfTwo, RandomChoice, RoundRobin
 
 POLICIES: dict[str, Callable[[Random, PrefixIndex], Policy]] = {
-    "least_work": lambda chance, index: LeastWork(index),
-    "bounded_load": lambda chance, index: BoundedLoad(),
-    "consistent_hash": lambda chance, index: ConsistentHash(),
     "round_robin": lambda chance, index: RoundRobin(chance),
     "random": lambda chance, index: RandomChoice(chance),
     "least_requests": lambda chance, index: LeastRequests(chance),
     "power_of_two": lambda chance, index: PowerOfTwo(chance),
+    "consistent_hash": lambda chance, index: ConsistentHash(),
+    "bounded_load": lambda chance, index: BoundedLoad(),
+    "least_work": lambda chance, index: LeastWork(index),
 }

@@ -29,7 +29,7 @@ class Ring:
         """Give the names of `among` in the order of the ring from `key` on, each once.
 
         Args:
-            key: A hash, evenly spread over 64 bits.
+            key: A hash; its low 32 bits, evenly spread, are a place on the ring.
         """
         if any(name not in self._points_of for name in among):
             self._place(among)
@@ -55,4 +55,4 @@ class Ring:
 
 def _points(name: str) -> list[int]:
     """Give the points of a name; ketama makes four of each virtual node."""
-    return [point for point, _ in HashRing([name], vnodes=POINTS // 4).get_points()]
+    return [point for point, _ in HashRing([name], vnodes=POINTS // 4, hash_fn="ketama").get_points()]

@@ -1,84 +1,204 @@
 """The books are exact under every order of events, and so never negative."""
 
-from dataclasses import dataclass
+from collections import Counter
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from policies import books
-from policies.endpoint import Endpoint, Outstanding
-from policies.request import InferenceRequest
-from tests.policies.fleets import REQUEST, endpoint, endpoints
+from policies.endpoint import Charge, Endpoint, EngineReport, Outstanding
+from policies.request import UNIT_TOKENS, BlockHash
+from tests.policies.fleets import REQUEST, endpoint, endpoints, request
 
 OPERATIONS = st.lists(
-    st.tuples(st.sampled_from(["dispatch", "first_token", "finish"]), st.integers(0, 1 << 30), st.integers(0, 5000)),
-    max_size=200,
+    st.tuples(
+        st.sampled_from(["dispatch", "first_token", "finish"]),
+        st.integers(0, 1 << 30),
+        st.integers(0, 6),  # units that all share
+        st.integers(0, 3),  # units of one of a few tails
+        st.integers(0, 63),  # tokens behind the last unit
+    ),
+    max_size=100,
 )
 
 
-@dataclass
-class Running:
-    """A request under way, as the test knows it."""
-
-    request: InferenceRequest
-    endpoint: Endpoint
-    is_decoding: bool = False
-
-
-def expected(running: list[Running], at: Endpoint) -> Outstanding:
+def expected(charges: list[Charge], at: Endpoint) -> Outstanding:
     """Count afresh what an endpoint has outstanding."""
-    here = [one for one in running if one.endpoint is at]
+    here = [charge for charge in charges if charge.endpoint is at]
+    waiting = [charge for charge in here if not charge.is_decoding]
+    halves = sum(charge.request.output_tokens // 2 for charge in here if charge.is_decoding)
+    pinned: Counter[BlockHash] = Counter()
+    for charge in here:
+        pinned.update(charge.request.prefix)
+    tails = sum(charge.request.prompt_tokens - len(charge.request.prefix) * UNIT_TOKENS for charge in here)
     return Outstanding(
         requests=len(here),
-        prefill_tokens=sum(one.request.prompt_tokens for one in here if not one.is_decoding),
-        decoding=sum(one.is_decoding for one in here),
+        prefill_tokens=sum(charge.uncached_tokens for charge in waiting),
+        decoding=len(here) - len(waiting),
+        prefill_s=pytest.approx(sum(charge.prefill_s for charge in waiting), abs=1e-9),
+        context_tokens=sum(charge.request.prompt_tokens for charge in here) + halves,
+        growth_tokens=sum(charge.uncached_tokens + charge.request.output_tokens // 2 for charge in here),
+        pinned_tokens=len(pinned) * UNIT_TOKENS + tails + halves,
+        pinned=dict(pinned),
+        prefilling=dict.fromkeys(waiting),
     )
 
 
 @given(OPERATIONS)
-def test_the_books_say_what_a_fresh_count_says(operations: list[tuple[str, int, int]]) -> None:
+def test_the_books_say_what_a_fresh_count_says(operations: list[tuple[str, int, int, int, int]]) -> None:
     fleet = endpoints(3)
-    running: list[Running] = []
-    for operation, pick, tokens in operations:
+    charges: list[Charge] = []
+    for now, (operation, pick, shared, own, tail) in enumerate(operations):
         if operation == "dispatch":
-            one = Running(REQUEST._replace(prompt_tokens=tokens), fleet[pick % 3])
-            books.dispatch(one.endpoint, one.request)
-            running.append(one)
-        elif running and operation == "first_token":
-            one = running[pick % len(running)]
-            if not one.is_decoding:
-                books.first_token(one.endpoint, one.request)
-                one.is_decoding = True
-        elif running:
-            one = running.pop(pick % len(running))
-            books.finish(one.endpoint, one.request, is_decoding=one.is_decoding)
-        assert [at.outstanding for at in fleet] == [expected(running, at) for at in fleet]
-    for one in running:
-        books.finish(one.endpoint, one.request, is_decoding=one.is_decoding)
+            asked = request("r", (1, shared), (pick % 4 + 2, own), tail=tail, output=pick % 400)
+            cached = min(pick % 5 * UNIT_TOKENS, asked.prompt_tokens)
+            charges.append(books.dispatch(fleet[pick % 3], asked, float(now), cached))
+        elif charges and operation == "first_token":
+            charge = charges[pick % len(charges)]
+            if not charge.is_decoding:
+                books.first_token(charge, float(now))
+        elif charges:
+            books.finish(charges.pop(pick % len(charges)), float(now), pick % 30 or None)
+        assert [at.outstanding for at in fleet] == [expected(charges, at) for at in fleet]
+    for charge in charges:
+        books.finish(charge, 1e3)
     assert [at.outstanding for at in fleet] == [Outstanding()] * 3
 
 
-@pytest.mark.parametrize("is_decoding", [True, False])
-def test_giving_back_what_was_never_taken_is_a_fault_of_ours(is_decoding: bool) -> None:
-    with pytest.raises(AssertionError):
-        books.finish(endpoint(), REQUEST, is_decoding=is_decoding)
-
-
-def test_giving_back_a_decode_that_never_began_is_a_fault_of_ours() -> None:
+def test_giving_back_twice_is_a_fault_of_ours() -> None:
     at = endpoint()
-    books.dispatch(at, REQUEST)
+    charge = books.dispatch(at, REQUEST, 0.0)
+    books.first_token(charge, 1.0)
+    books.finish(charge, 2.0)
     with pytest.raises(AssertionError):
-        books.finish(at, REQUEST, is_decoding=True)
+        books.finish(charge, 3.0)
+
+
+def test_a_second_first_token_is_a_fault_of_ours() -> None:
+    charge = books.dispatch(endpoint(), REQUEST, 0.0)
+    books.first_token(charge, 1.0)
+    with pytest.raises(AssertionError):
+        books.first_token(charge, 2.0)
 
 
 def test_an_endpoint_says_what_it_has_in_flight() -> None:
     at = endpoint("e7")
-    books.dispatch(at, REQUEST)
-    books.dispatch(at, REQUEST)
+    books.dispatch(at, REQUEST, 0.0)
+    books.dispatch(at, REQUEST, 0.0)
     assert repr(at) == "<Endpoint e7 ready 2 in flight>"
 
 
 def test_two_endpoints_of_the_same_name_are_two() -> None:
     assert endpoint("e") != endpoint("e")
     assert len({endpoint("e"), endpoint("e")}) == 2
+
+
+# Prefill.
+
+
+@pytest.mark.parametrize(("cached", "uncached"), [(0, 100), (64, 36), (84, 16), (100, 16), (4096, 16)])
+def test_at_least_one_block_is_computed_anew(cached: int, uncached: int) -> None:
+    charge = books.dispatch(endpoint(), REQUEST, 0.0, cached)
+    assert (charge.uncached_tokens, charge.cached_tokens) == (uncached, 100 - uncached)
+
+
+def test_a_prompt_shorter_than_a_block_is_computed_whole() -> None:
+    assert books.dispatch(endpoint(), REQUEST._replace(prompt_tokens=3), 0.0, 64).uncached_tokens == 3
+
+
+def test_the_head_has_its_turn_since_the_one_before_it_was_done() -> None:
+    at = endpoint()
+    first, second, third = (books.dispatch(at, REQUEST, float(now)) for now in (1, 2, 3))
+    assert at.outstanding.head_since == 1.0
+    books.first_token(second, 4.0)
+    assert at.outstanding.head_since == 1.0
+    books.first_token(first, 5.0)
+    assert (at.outstanding.head_since, list(at.outstanding.prefilling)) == (5.0, [third])
+    books.finish(third, 6.0)
+    books.dispatch(at, REQUEST, 7.0)
+    assert at.outstanding.head_since == 7.0
+
+
+# Pinned KV.
+
+
+def test_what_two_requests_share_is_pinned_once() -> None:
+    at = endpoints(1)[0]
+    one, other = request("a", (1, 10), (2, 5)), request("b", (1, 10), (3, 7))
+    first = books.dispatch(at, one, 0.0)
+    assert books.unpinned_tokens(at, other) == 7 * UNIT_TOKENS + 20
+    second = books.dispatch(at, other, 0.0)
+    assert at.outstanding.pinned_tokens == 22 * UNIT_TOKENS + 2 * 20
+    books.finish(first, 1.0)
+    assert at.outstanding.pinned_tokens == other.prompt_tokens
+    assert books.unpinned_tokens(at, one) == 5 * UNIT_TOKENS + 20
+    books.finish(second, 1.0)
+    assert at.outstanding == Outstanding()
+
+
+def test_the_outlook_says_how_full_an_endpoint_of_known_capacity_is() -> None:
+    known, unknown = endpoints(1, 1_000)[0], endpoints(1, None)[0]
+    for at in (known, unknown):
+        books.dispatch(at, REQUEST, 0.0)
+    assert (known.outlook.fill, unknown.outlook.fill) == (0.1, 0.0)
+    known.report = EngineReport(kv_capacity_tokens=2_000)
+    known.reckon()
+    assert known.outlook.fill == 0.05
+
+
+# What the work model learns.
+
+
+def served(at: Endpoint, *, prompt: int, ttft_s: float, tpot_s: float, output: int, beside: int = 0) -> None:
+    """Serve one request alone, or with others that came just before it."""
+    others = [books.dispatch(at, REQUEST, 0.0) for _ in range(beside)]
+    charge = books.dispatch(at, REQUEST._replace(prompt_tokens=prompt), 0.0)
+    books.first_token(charge, ttft_s)
+    books.finish(charge, ttft_s + tpot_s * (output - 1), output)
+    for other in others:
+        books.finish(other, 100.0)
+
+
+def test_an_engine_half_as_fast_as_its_profile_is_found_out() -> None:
+    at = endpoint()
+    truth = at.work.prefill_s(4096, 0) + 1.5 * at.work.step_s(0, 0)
+    step = at.work.step_s(1, 4096 + 25)
+    for _ in range(200):
+        served(at, prompt=4096, ttft_s=2 * truth, tpot_s=2 * step, output=100)
+    assert repr(at.work) == "<WorkModel prefill x2.00 decode x2.00>"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"prompt": 4096, "beside": 1, "output": 8},  # its time to first token is not its own, its stream is short
+        {"prompt": 100, "beside": 0, "output": 8},  # a prompt of one step
+    ],
+)
+def test_what_is_no_measurement_teaches_nothing(case: dict[str, int]) -> None:
+    at = endpoint()
+    served(at, ttft_s=9.0, tpot_s=9.0, **case)
+    assert repr(at.work) == "<WorkModel prefill x1.00 decode x1.00>"
+
+
+def test_a_stream_is_not_blamed_for_the_prefills_beside_it() -> None:
+    at = endpoint()
+    stream = books.dispatch(at, REQUEST, 0.0)
+    books.first_token(stream, 0.0)
+    step = at.work.step_s(1, 125)
+    long = books.dispatch(at, REQUEST._replace(prompt_tokens=8192), 0.0)
+    books.first_token(long, long.prefill_s + at.outlook.start_s)
+    books.finish(long, 1.0)
+    books.finish(stream, long.prefill_s + step * 999, 1000)
+    assert at.work.d0 == pytest.approx(0.007)
+
+
+def test_observations_in_turn_move_the_model_in_turn() -> None:
+    at = endpoint()
+    slow = []
+    for _ in range(3):
+        served(at, prompt=4096, ttft_s=10.0, tpot_s=0.007, output=8)
+        slow.append(at.work.p1)
+    assert all(before < after for before, after in pairwise(slow))
