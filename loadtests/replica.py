@@ -53,8 +53,8 @@ class Replica:
     ) -> None:
         self._engines = engines
         self._ring_key = ring_key
-        self._index = PrefixIndex()
-        self._policy = policy_named(policy, chance, self._index, engines, profile)
+        self.index = PrefixIndex()
+        self._policy = policy_named(policy, chance, self.index, engines, profile)
         self._habits = OutputHabits()
         self._openings: OrderedDict[int, None] = OrderedDict()
         self.endpoints = [
@@ -77,7 +77,7 @@ class Replica:
         placement = Placement(self._places[choice.endpoint], request)
         cached = choice.cached_tokens
         if cached is None:
-            cached = self._index.matched_on(choice.endpoint, request.prefix) * request.unit_tokens
+            cached = self.index.matched_on(choice.endpoint, request.prefix) * request.unit_tokens
         self._charge(placement, cached, now)
         return placement
 
@@ -105,7 +105,7 @@ class Replica:
     def _charge(self, placement: Placement, cached_tokens: int, now: float) -> None:
         endpoint = self.endpoints[placement.place]
         placement.charges[self] = books.dispatch(endpoint, placement.request, now, cached_tokens)
-        self._index.learn(endpoint, placement.request.prefix, now)
+        self.index.learn(endpoint, placement.request.prefix, now)
 
     def _request(self, id: int, job: Job) -> InferenceRequest:
         """Say what a gateway knows of a request: not how long the answer will be."""

@@ -75,7 +75,7 @@ class Simulation:
         self._source = source(scenario.workload, str(seed))
         self._nodes = [Node(place, scenario.fleet.engine()) for place in range(scenario.fleet.endpoints)]
         engines = [node.engine for node in self._nodes]
-        self._replicas = [
+        self.replicas = [
             Replica(
                 policy,
                 engines,
@@ -127,7 +127,7 @@ class Simulation:
         return self._tally.result(
             policy=self._policy,
             seed=self._seed,
-            gateways=len(self._replicas),
+            gateways=len(self.replicas),
             share=self._share,
             rate=stage.rate,
             counted_s=counted_s,
@@ -142,7 +142,7 @@ class Simulation:
         while self._scrape_at <= at:
             for node in self._nodes:
                 node.engine.catch_up(self._scrape_at)
-            for replica in self._replicas:
+            for replica in self.replicas:
                 replica.scrape(self._scrape_at)
             self._scrape_at += SCRAPE_S
         while self._sample_at <= at:
@@ -171,7 +171,7 @@ class Simulation:
         self._tally.requests += is_counted
         id = self.arrived
         self.arrived += 1
-        replica = self._replicas[int(self._doors.random() * len(self._replicas))]
+        replica = self.replicas[int(self._doors.random() * len(self.replicas))]
         placement = replica.place(id, job, self._now)
         node = self._nodes[placement.place]
         generation = Generation(id, job.prompt_tokens, job.output_tokens, job.output_tokens, job.blocks)
@@ -233,10 +233,10 @@ class Simulation:
 
     def _tell(self, replica: Replica, hear: Callable[[Replica, float], None]) -> None:
         """Let the other gateways hear of what one did, a little later."""
-        if self._share == "shared" and len(self._replicas) > 1:
+        if self._share == "shared" and len(self.replicas) > 1:
             self._at(self._now + TOLD_AFTER_S, partial(self._told, replica, hear))
 
     def _told(self, replica: Replica, hear: Callable[[Replica, float], None]) -> None:
-        for other in self._replicas:
+        for other in self.replicas:
             if other is not replica:
                 hear(other, self._now)

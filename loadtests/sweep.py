@@ -68,7 +68,8 @@ def run(case: Case, progress: Callable[[float], None] = lambda share: None) -> F
         best = runs[-1:]
         return True
 
-    return Finding(case, best, highest(is_served, *case.scenario.bracket))
+    rate = highest(is_served, *case.scenario.bracket)
+    return Finding(case, best, rate)
 
 
 def highest(is_served: Callable[[float], bool], low: float, high: float) -> float:

@@ -60,7 +60,7 @@ def test_sessions_are_kept_or_left_out_as_a_whole() -> None:
 
 def test_copies_share_nothing() -> None:
     blocks = [set(row.blocks(copy)) for copy in (0, 1) for row in mooncake()[:50]]
-    assert not set.union(*blocks[:50]) & set.union(*blocks[50:])
+    assert not set().union(*blocks[:50]) & set().union(*blocks[50:])
 
 
 def test_partial_last_blocks_are_cut() -> None:

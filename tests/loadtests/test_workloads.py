@@ -13,7 +13,7 @@ import pytest
 from loadtests.kvcache import BLOCK_TOKENS
 from loadtests.scenario import Dirty, Groups, Singles, Talks, load, names
 from loadtests.sources import source
-from loadtests.workloads import Job, TalkSource, Texts
+from loadtests.workloads import SERVED_S, SERVED_TOKEN_S, Job, TalkSource, Texts
 
 Spec = TypeVar("Spec")
 
@@ -28,12 +28,13 @@ def jobs(name: str, rate: float, duration_s: float, seed: str = "1") -> list[Job
     return list(source(load(name).workload, seed).jobs(rate, duration_s))
 
 
-def finished(job: Job, answer_s: float = 3.0) -> list[Job]:
-    """Hold a conversation to its end."""
+def finished(job: Job) -> list[Job]:
+    """Hold a conversation to its end, with answers as fast as they are taken to have been in its past."""
     turns = [job]
     talk = job.talk
     assert talk is not None
     while talk.turns_left:
+        answer_s = SERVED_S + turns[-1].output_tokens * SERVED_TOKEN_S
         turns.append(talk.next(turns[-1].at + answer_s + talk.think_s()))
     return turns
 
@@ -101,7 +102,7 @@ def test_a_conversation_grows_by_what_was_said() -> None:
         assert after.prompt_tokens >= before.prompt_tokens + before.output_tokens + 15
         assert after.blocks[: len(before.blocks)] == before.blocks
         assert after.opening_tokens == before.opening_tokens
-        assert after.at - before.at >= 3.0 + 1.0
+        assert after.at - before.at >= 1.0 + SERVED_S
 
 
 def test_conversations_have_the_turns_of_the_table() -> None:  # N = 3,000; geometric of mean 6, cut at 30
@@ -138,7 +139,7 @@ def test_dirty_traffic_is_what_it_says() -> None:  # N = some 20,000 over 1,000 
 
 
 def test_dirty_traffic_comes_in_bursts() -> None:  # seconds of a burst have four times the requests of quiet ones
-    seconds = Counter(int(job.at) for job in jobs("dirty", 400, 400) if job.tenant == "singles")
+    seconds = Counter(int(job.at) for job in jobs("dirty", 60, 400) if job.tenant == "singles")
     busy = sorted(seconds[second] for second in range(400))
     assert busy[-4] > 3 * busy[200]
     assert sum(count > 2.5 * busy[200] for count in busy) / 400 == pytest.approx(0.05, abs=0.035)
