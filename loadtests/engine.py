@@ -18,7 +18,6 @@ would have noticed them, so read `ends_at` again after either.
 """
 
 from collections import deque
-from collections.abc import Iterator
 from heapq import heappop, heappush
 from math import sqrt
 
@@ -108,14 +107,11 @@ class EngineModel:
         started = sum(sequence.target - sequence.computed for sequence in self._prefilling.values())
         return started + sum(sequence.target for sequence in self._waiting)
 
-    def backlog(self) -> Iterator[tuple[int, int, int]]:
-        """Give each prompt that is not computed yet, in the order of its turn: tokens left, tokens computed or (of
-        those that wait) cached now, output tokens to come."""
-        for sequence in self._prefilling.values():
-            yield sequence.target - sequence.computed, sequence.computed, sequence.generation.output_tokens
-        for sequence in self._waiting:
-            cached = self.cached_tokens(sequence.generation)
-            yield sequence.target - cached, cached, sequence.generation.output_tokens
+    def backlog(self) -> list[tuple[int, int, int]]:
+        """List what is to prefill, in turn: tokens left, tokens done (or cached, if it waits), output to come."""
+        queue = (*self._prefilling.values(), *self._waiting)
+        done = [(each, each.computed or self.cached_tokens(each.generation)) for each in queue]
+        return [(each.target - tokens, tokens, each.generation.output_tokens) for each, tokens in done]
 
     @property
     def kv_usage(self) -> float:

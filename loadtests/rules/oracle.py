@@ -4,7 +4,7 @@ It sees each engine's queue, batch, memory and cache as they are at the moment, 
 rule is ours; books of its own are filled in from the engines before each choice, in place of the gateway's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from loadtests.engine import EngineModel
 from loadtests.kvcache import BLOCK_TOKENS
@@ -25,7 +25,7 @@ class _TrueCaches(PrefixIndex):
         super().__init__()
         self.units: dict[Endpoint, int] = {}
 
-    def matched(self, prefix: Sequence[BlockHash]) -> Mapping[Endpoint, int]:
+    def matched(self, prefix: Sequence[BlockHash]) -> dict[Endpoint, int]:
         """Give what was found."""
         return self.units
 
@@ -47,19 +47,20 @@ class Oracle:
         """Choose as least work does, knowing all."""
         job = self.job
         generation = Generation(request.id, job.prompt_tokens, job.output_tokens, job.output_tokens, job.blocks)
-        self._caches.units = {}
+        found: dict[Endpoint, int] = {}
         for mirror, engine in zip(self._mirrors, self._engines, strict=True):
             engine.catch_up(now)
             cached = engine.cached_tokens(generation)
             if cached >= request.unit_tokens:
-                self._caches.units[mirror] = cached // request.unit_tokens
+                found[mirror] = cached // request.unit_tokens
             self._look(mirror, engine, now)
+        self._caches.units = dict(sorted(found.items(), key=lambda item: item[1]))
         choice = self._rule.choose(request._replace(output_tokens=job.output_tokens), self._mirrors, now)
         return choice._replace(endpoint=endpoints[self._mirrors.index(choice.endpoint)])
 
     def _look(self, mirror: Endpoint, engine: EngineModel, now: float) -> None:
         """Fill in the books of one endpoint."""
-        backlog = list(engine.backlog())
+        backlog = engine.backlog()
         seen = mirror.outstanding
         seen.requests = engine.running + engine.waiting
         seen.decoding = engine.decoding
