@@ -45,7 +45,10 @@ def first_token(charge: Charge, now: float) -> None:
     endpoint, books = charge.endpoint, charge.endpoint.outstanding
     half = charge.request.output_tokens // 2
     if charge.was_first and charge.uncached_tokens >= MIN_PREFILL_TOKENS:
-        endpoint.work.observe_prefill(charge.prefill_s + endpoint.outlook.start_s, now - charge.dispatched_at)
+        endpoint.work.observe_prefill(
+            charge.prefill_s + 1.5 * endpoint.work.step_s(books.decoding, books.context_tokens),
+            now - charge.dispatched_at,
+        )
     _end_prefill(charge, now)
     books.prefilled_s += charge.prefill_s
     books.decoding += 1

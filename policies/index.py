@@ -17,13 +17,14 @@ if no event confirms them."""
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from policies.endpoint import Endpoint
 from policies.request import UNIT_TOKENS, BlockHash
 
 DEFAULT_CAPACITY_TOKENS = 400_000  # an 8B model on an 80 GB GPU, until the engine has told
 MAX_JOURNAL = 4  # times the capacity; beyond that, units that later entries name are struck out
+MAX_MASKS = 4096  # whose holders are kept spelt out
 SPECULATIVE_S = 3.0  # of 2 to 5: a prefill and the way of its event, and not much more
 
 
@@ -54,6 +55,7 @@ class PrefixIndex:
         self._holdings: dict[Endpoint, _Holding] = {}
         self._endpoints: dict[int, Endpoint] = {}  # by bit
         self._free_bits: list[int] = []
+        self._holders_of: dict[int, tuple[Endpoint, ...]] = {}
 
     def __len__(self) -> int:
         """Count the distinct units that are held somewhere."""
@@ -65,8 +67,8 @@ class PrefixIndex:
 
     # Asking.
 
-    def matched(self, prefix: Sequence[BlockHash]) -> Mapping[Endpoint, int]:
-        """Give the endpoints that hold the beginning of a prompt, each with the units it holds (at least 1)."""
+    def matched(self, prefix: Sequence[BlockHash]) -> dict[Endpoint, int]:
+        """Give the endpoints that hold the beginning of a prompt, each with its units (at least 1), most units last."""
         found: dict[Endpoint, int] = {}
         masks = self._masks.get
         end = len(prefix)
@@ -85,11 +87,7 @@ class PrefixIndex:
                         place = middle + 1
                     else:
                         high, rest = middle, other
-            gone = mask & ~rest
-            while gone:
-                bit = gone & -gone
-                found[self._endpoints[bit]] = place
-                gone ^= bit
+            found.update(dict.fromkeys(self._holders(mask & ~rest), place))
             low, mask = place, mask & rest
         return found
 
@@ -145,9 +143,20 @@ class PrefixIndex:
             for unit in list(holding.stamps):
                 self._drop(holding, unit)
             del self._endpoints[holding.bit]
+            self._holders_of.clear()
             self._free_bits.append(holding.bit)
 
     # Inside.
+
+    def _holders(self, mask: int) -> tuple[Endpoint, ...]:
+        """Give the endpoints of a mask; the same few masks come again and again."""
+        holders = self._holders_of.get(mask)
+        if holders is None:
+            if len(self._holders_of) >= MAX_MASKS:
+                self._holders_of.clear()
+            holders = tuple(endpoint for bit, endpoint in self._endpoints.items() if mask & bit)
+            self._holders_of[mask] = holders
+        return holders
 
     def _holding_of(self, endpoint: Endpoint) -> _Holding:
         holding = self._holdings.get(endpoint)
@@ -155,6 +164,7 @@ class PrefixIndex:
             bit = self._free_bits.pop() if self._free_bits else 1 << len(self._holdings)
             holding = self._holdings[endpoint] = _Holding(bit)
             self._endpoints[bit] = endpoint
+            self._holders_of.clear()
         return holding
 
     def _note(self, endpoint: Endpoint, holding: _Holding, units: Sequence[BlockHash], now: float) -> None:

@@ -16,8 +16,8 @@ that do not talk to each other agree. When the endpoints' KV caches are pinned t
 that hold .8 of the prompt are candidates, if there are any: placing known prefixes anew then makes every cache
 thrash.
 
-Most endpoints are told from the best by a sum of four products (the part of the cost that is never too much); the
-rest is reckoned for the few that remain."""
+Whoever holds the most is reckoned first. An endpoint that must compute so much anew that this alone, with the least
+wait and strain of all, costs more is never looked at: where a prompt is known, that is nearly all of them."""
 
 from collections.abc import Sequence
 
@@ -38,7 +38,6 @@ TTFT_SLO_S = 2.0
 MAX_HEAD_DONE = 0.8  # of the head's prefill: it is not done before its first token is seen
 NEAR_S = 0.002
 NEAR_SHARE = 0.1
-MAX_PINNED = 0.95  # .85 to .95 alike; at .98 single endpoints collapse
 OVER_PINNED_S = 1.0
 CROWDED = 0.6
 HOLDER = 0.8
@@ -55,73 +54,90 @@ class LeastWork:
     def choose(self, request: InferenceRequest, endpoints: Sequence[Endpoint], now: float) -> Choice:
         """Choose the endpoint of the least cost."""
         matched = self._index.matched(request.prefix)
-        prompt, output, unit = request.prompt_tokens, request.output_tokens, request.unit_tokens
-        least = min(MIN_CACHED_LEFT, prompt)
-        if matched and sum(endpoint.outlook.fill for endpoint in endpoints) > CROWDED * len(endpoints):
-            enough = HOLDER * prompt
-            endpoints = [each for each in endpoints if matched.get(each, 0) * unit >= enough] or endpoints
+        candidates = self._candidates(request, endpoints, matched, now) if matched else endpoints
         best = limit = float("inf")
         near: list[tuple[float, float, int, Endpoint]] = []
-        held = matched.get
-        cold_shape = prompt * prompt / 2
-        for endpoint in endpoints:
-            p1, p2, start_s, strain_s, decoding, fill = endpoint.outlook
-            units = held(endpoint, 0)
-            if units:
-                uncached = prompt - units * unit
-                if uncached < least:
-                    uncached = least
-                own = p1 * uncached + p2 * uncached * (prompt - uncached / 2)
-            else:
-                uncached = prompt
-                own = p1 * prompt + p2 * cold_shape
-            cost = start_s + (1 + MU) * own + output * strain_s + KAPPA * decoding * own * own / (own + TAU_S)
-            if cost > limit:
-                continue
-            wait = self._wait_s(endpoint, uncached, output, now)
-            cost += wait - start_s
-            if wait + own > self._late_s:
-                cost += ETA * (wait + own - self._late_s)
-            if fill and _is_overfull(endpoint, request):
-                cost += OVER_PINNED_S
-            if cost < best:
-                best = cost
-                limit = cost + NEAR_SHARE * p1 * prompt + NEAR_S
+        for endpoint in candidates:
+            units = matched.get(endpoint, 0)
+            cost, wait = self._cost_s(request, endpoint, units, now)
             if cost <= limit:
                 near.append((cost, wait, units, endpoint))
-        longest = max(units for cost, _, units, _ in near if cost <= limit)
-        tied = {
-            endpoint.name: (wait, endpoint)
-            for cost, wait, units, endpoint in near
-            if cost <= limit and units == longest
-        }
+                if cost < best:
+                    best, limit = cost, _limit_s(cost, request, endpoint)
+        near = [each for each in near if each[0] <= limit]
+        longest = max(each[2] for each in near)
+        tied = {endpoint.name: (wait, endpoint) for _, wait, units, endpoint in near if units == longest}
         name = next(self._ring.homes(ring_key_of(request), tied)) if len(tied) > 1 else next(iter(tied))
         wait, chosen = tied[name]
         reason = Reason.PREFIX if longest else Reason.LEAST_WORK
-        return Choice(chosen, reason, min(longest * unit, prompt - least), wait)
+        cached_tokens = min(longest * request.unit_tokens, request.prompt_tokens - _least_uncached(request))
+        return Choice(chosen, reason, cached_tokens, wait)
 
-    def _wait_s(self, endpoint: Endpoint, uncached: int, output: int, now: float) -> float:
-        """Predict the wait until the prefill of a request starts, steps beside it included."""
-        books, outlook = endpoint.outstanding, endpoint.outlook
-        step = outlook.start_s / 1.5
-        wait = step / 2
-        if books.prefilling:
-            head = next(iter(books.prefilling))
-            wait += max(0.0, books.prefill_s - min(now - books.head_since, MAX_HEAD_DONE * head.prefill_s))
-        wait += step * max(1.0, (books.prefill_tokens + uncached) / endpoint.work.profile.budget_tokens)
-        over = books.growth_tokens + uncached + output - (endpoint.report.kv_capacity_tokens or UNKNOWN_CAPACITY)
-        crowd = books.requests - endpoint.work.profile.max_num_seqs
-        if books.requests and (over > 0 or crowd >= 0):
-            leaving = max(over * books.requests / max(1, books.context_tokens), crowd + 1)
-            wait += leaving * output * step / books.requests
-        return wait
+    def _candidates(
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], matched: dict[Endpoint, int], now: float
+    ) -> Sequence[Endpoint]:
+        """Leave out who cannot be the choice, by the longest match or since the caches are crowded."""
+        p1s, _, fills, starts_s, strains_s, *_ = zip(*[endpoint.outlook for endpoint in endpoints], strict=True)
+        if sum(fills) > CROWDED * len(endpoints):
+            enough = HOLDER * request.prompt_tokens / request.unit_tokens
+            holders = [endpoint for endpoint in endpoints if matched.get(endpoint, 0) >= enough]
+            if holders:
+                return holders
+        holder = next(reversed(matched))
+        if holder not in endpoints:
+            return endpoints
+        cost, _ = self._cost_s(request, holder, matched[holder], now)
+        left_s = _limit_s(cost, request, holder) - min(starts_s) - request.output_tokens * min(strains_s)
+        least_units = (request.prompt_tokens - left_s / ((1 + MU) * min(p1s))) / request.unit_tokens
+        if least_units <= 0:
+            return endpoints
+        left = []
+        for endpoint, units in reversed(matched.items()):
+            if units < least_units:
+                break
+            if endpoint in endpoints:
+                left.append(endpoint)
+        return left
+
+    def _cost_s(self, request: InferenceRequest, endpoint: Endpoint, units: int, now: float) -> tuple[float, float]:
+        """Reckon the cost of an endpoint that holds so many units, and the wait in it."""
+        p1, p2, _, wait, strain_s, decoding, calm, free = endpoint.outlook
+        prompt, output = request.prompt_tokens, request.output_tokens
+        uncached = prompt
+        if units:
+            uncached = max(prompt - units * request.unit_tokens, _least_uncached(request))
+        own = p1 * uncached + p2 * uncached * (prompt - uncached / 2)
+        if uncached + output > calm:
+            wait = _wait_s(endpoint, uncached, output, now)
+        cost = wait + (1 + MU) * own + KAPPA * decoding * own * own / (own + TAU_S) + output * strain_s
+        if wait + own > self._late_s:
+            cost += ETA * (wait + own - self._late_s)
+        if prompt > free and unpinned_tokens(endpoint, request) > free:
+            cost += OVER_PINNED_S
+        return cost, wait
 
 
-def _is_overfull(endpoint: Endpoint, request: InferenceRequest) -> bool:
-    """Whether the request would pin more of an endpoint's KV cache than is safe."""
-    capacity = endpoint.report.kv_capacity_tokens or UNKNOWN_CAPACITY
-    pinned = endpoint.outstanding.pinned_tokens
-    return (
-        pinned + request.prompt_tokens > MAX_PINNED * capacity
-        and pinned + unpinned_tokens(endpoint, request) > MAX_PINNED * capacity
-    )
+def _least_uncached(request: InferenceRequest) -> int:
+    return min(MIN_CACHED_LEFT, request.prompt_tokens)
+
+
+def _limit_s(cost: float, request: InferenceRequest, endpoint: Endpoint) -> float:
+    """Give the cost up to which others are as good as the one of the least cost."""
+    return cost + NEAR_SHARE * endpoint.work.p1 * request.prompt_tokens + NEAR_S
+
+
+def _wait_s(endpoint: Endpoint, uncached: int, output: int, now: float) -> float:
+    """Predict the wait until the prefill of a request starts, steps beside it included."""
+    books = endpoint.outstanding
+    step = endpoint.outlook[3] / 1.5
+    wait = step / 2
+    if books.prefilling:
+        head = next(iter(books.prefilling))
+        wait += max(0.0, books.prefill_s - min(now - books.head_since, MAX_HEAD_DONE * head.prefill_s))
+    wait += step * max(1.0, (books.prefill_tokens + uncached) / endpoint.work.profile.budget_tokens)
+    over = books.growth_tokens + uncached + output - (endpoint.report.kv_capacity_tokens or UNKNOWN_CAPACITY)
+    crowd = books.requests - endpoint.work.profile.max_num_seqs
+    if books.requests and (over > 0 or crowd >= 0):
+        leaving = max(over * books.requests / max(1, books.context_tokens), crowd + 1)
+        wait += leaving * output * step / books.requests
+    return wait

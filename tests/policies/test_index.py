@@ -108,6 +108,16 @@ def test_the_working_set_is_what_was_named_of_late() -> None:
     assert index.working_set_tokens(other, 0.0) == index.held_tokens(other) == 0
 
 
+def test_the_spelt_out_masks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policies.index.MAX_MASKS", 2)
+    index, fleet = PrefixIndex(), endpoints(4)
+    for at, endpoint in enumerate(fleet):
+        index.learn(endpoint, prefix((1, at + 1)), 0.0)
+    for _ in range(3):
+        assert held(index, fleet, prefix((1, 4))) == [1, 2, 3, 4]
+        assert len(index._holders_of) <= 2
+
+
 # KV events.
 
 

@@ -52,14 +52,15 @@ class Scene:
         u = max(prompt - self.index.matched_on(endpoint, asked.prefix) * UNIT_TOKENS, min(16, prompt))
         own = work.prefill_s(u, prompt - u)
         step = work.step_s(at.decoding, at.context_tokens)
-        wait = step * max(1, (at.prefill_tokens + u) / work.profile.budget_tokens) + step / 2
+        wait: float = step * max(1.0, (at.prefill_tokens + u) / work.profile.budget_tokens) + step / 2
         if at.prefilling:
             done = min(now - at.head_since, 0.8 * next(iter(at.prefilling)).prefill_s)
             wait += max(0, at.prefill_s - done)
-        over, n = at.growth_tokens + u + output - capacity, at.requests
+        over: float = at.growth_tokens + u + output - capacity
+        n = at.requests
         if n and (over > 0 or n >= work.profile.max_num_seqs):
             wait += max(over * n / max(1, at.context_tokens), n - work.profile.max_num_seqs + 1) * output * step / n
-        cost = wait + 9 * own + 4 * at.decoding * own**2 / (own + 10)
+        cost: float = wait + 9 * own + 4 * at.decoding * own**2 / (own + 10)
         cost += output * (work.d1 * at.decoding + work.d2 * at.context_tokens) + 50 * max(0, wait + own - 1.6)
         return cost + (at.pinned_tokens + unpinned_tokens(endpoint, asked) > 0.95 * capacity)
 
@@ -71,16 +72,16 @@ def test_the_choice_is_near_the_least_cost_by_the_formula(
     scene = Scene(4, kv_tokens)
     scene.fleet[3].work = WorkModel(PROFILES["llama-8b-l40s"])
     scene.fleet[3].reckon()
-    for now, (pick, head, size, tail, has_token) in enumerate(steps):
-        charge = scene.put(scene.fleet[pick], request(f"r{now}", (head, size), (9 + tail, tail)), float(now))
+    for turn, (pick, head, size, tail, has_token) in enumerate(steps):
+        charge = scene.put(scene.fleet[pick], request(f"r{turn}", (head, size), (9 + tail, tail)), float(turn))
         if has_token:
-            books.first_token(charge, now + 0.5)
+            books.first_token(charge, turn + 0.5)
     asked, now = request("asked", (seed, units)), float(len(steps))
     costs = {endpoint: scene.cost(endpoint, asked, now) for endpoint in scene.fleet}
     choice = scene.choose(asked, now)
     held = {endpoint: scene.index.matched_on(endpoint, asked.prefix) for endpoint in scene.fleet}
     among = scene.fleet
-    if sum(endpoint.outlook.fill for endpoint in among) > 0.6 * 4:
+    if sum(endpoint.outlook[2] for endpoint in among) > 0.6 * 4:
         among = [
             each for each in among if held[each] * UNIT_TOKENS >= 0.8 * asked.prompt_tokens and held[each]
         ] or among
@@ -106,6 +107,41 @@ def test_a_known_prompt_goes_where_it_is_held_and_says_so() -> None:
     books.finish(scene.put(scene.fleet[2], request("a", (1, 20))), 1.0)
     choice = scene.choose(request("b", (1, 20), (2, 1)), 2.0)
     assert (choice.endpoint, choice.reason, choice.cached_tokens) == (scene.fleet[2], Reason.PREFIX, 20 * UNIT_TOKENS)
+
+
+def test_a_holder_that_may_not_take_it_is_not_chosen() -> None:
+    scene = Scene(4)
+    for at, units in ((1, 20), (2, 12)):
+        books.finish(scene.put(scene.fleet[at], request("a", (1, units))), 1.0)
+    del scene.fleet[1]
+    choice = scene.choose(request("b", (1, 20)), 2.0)
+    assert (choice.endpoint.name, choice.cached_tokens) == ("e2", 12 * UNIT_TOKENS)
+
+
+def test_a_holder_among_the_nearly_as_good_may_not_take_it_either() -> None:
+    scene = Scene(4)
+    for at in (1, 2, 3):
+        books.finish(scene.put(scene.fleet[at], request("a", (1, 20))), 1.0)
+    gone = scene.fleet.pop(1)
+    assert scene.choose(request("b", (1, 20)), 2.0).endpoint.name in ("e2", "e3")
+    scene.fleet.insert(0, gone)
+    scene.fleet.pop()
+    assert scene.choose(request("b", (1, 20)), 2.0).endpoint.name in ("e1", "e2")
+
+
+def test_a_busy_holder_rules_nobody_out() -> None:
+    scene = Scene(4)
+    for at in range(10):
+        scene.put(scene.fleet[1], request(f"r{at}", (1, 10), (at + 2, 100)))
+    choice = scene.choose(request("b", (1, 12)), 0.1)
+    assert (choice.reason, choice.endpoint is scene.fleet[1]) == (Reason.LEAST_WORK, False)
+
+
+def test_a_crowded_pool_without_a_holder_takes_any() -> None:
+    scene = Scene(2, 4_000)
+    for at, endpoint in enumerate(scene.fleet):
+        books.first_token(scene.put(endpoint, request(f"{at}", (9, 2), (at, 50), output=100)), 0.0)
+    assert scene.choose(request("new", (9, 2), (7, 25)), 1.0).endpoint in scene.fleet
 
 
 def test_one_block_of_a_prompt_that_is_held_whole_is_computed_anew() -> None:
@@ -206,7 +242,7 @@ def test_a_crowded_pool_keeps_known_prompts_with_their_holders() -> None:
     for at, endpoint in enumerate(scene.fleet):
         for turn in range(8):
             books.first_token(scene.put(endpoint, request(f"{at}{turn}", (10 * at + turn, 25), output=100)), 0.0)
-    assert sum(endpoint.outlook.fill for endpoint in scene.fleet) > 1.2
+    assert sum(endpoint.outlook[2] for endpoint in scene.fleet) > 1.2
     for turn in range(30):  # far busier, and still the one
         books.first_token(scene.put(scene.fleet[0], request(f"x{turn}", (3, 25), output=800)), 0.0)
     assert scene.choose(request("again", (3, 25)), 1.0).endpoint is scene.fleet[0]

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import prefix
 from policies.prefix import block_hashes, media_ids, root_of, text_hashes
 
 IDS = array("I", range(1000, 1400))
@@ -54,7 +53,7 @@ def test_a_big_endian_machine_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     there = IDS[:]
     there.byteswap()  # what the same ids look like in memory there
     here = block_hashes(ROOT, IDS)
-    monkeypatch.setattr(prefix.sys, "byteorder", "big")
+    monkeypatch.setattr(sys, "byteorder", "big")
     assert block_hashes(ROOT, there) == here
 
 
