@@ -1,4 +1,8 @@
-"""SGLang's cache-aware router (sgl-router, `cache_aware`), with the thresholds it ships with."""
+"""SGLang's cache-aware router (sgl-router, `cache_aware`), with the thresholds it ships with.
+
+Of several that hold the same, its tree names always the same one: drawing lots among them would spread hot prefixes
+better than it does (154 against 136 requests/s on tenants).
+"""
 
 from collections.abc import Sequence
 from random import Random
@@ -28,7 +32,7 @@ class CacheAware:
         most, fewest = max(loads), min(loads)
         is_balanced = most - fewest <= BALANCE_ABSOLUTE or most <= BALANCE_RELATIVE * fewest
         if is_balanced and max(units) * request.unit_tokens > CACHE_THRESHOLD * request.prompt_tokens:
-            place, reason = least([-count for count in units], self._chance), Reason.HOLDS
+            place, reason = units.index(max(units)), Reason.HOLDS
         else:
             place, reason = least(loads, self._chance), Reason.LEAST_LOADED
         return Choice(endpoints[place], reason, units[place] * request.unit_tokens)
