@@ -1,6 +1,6 @@
 """OutputHabits: how long answers are, by tenant and model: what is expected of the next one, and what it may come to.
 
-The mean is a moving average. The 90th percentile follows each answer by a step in the logarithm, up nine times as far
+The mean is a moving average, of the first answers a plain one. The 90th percentile follows each answer by a step in the logarithm, up nine times as far
 as down, and so settles where one in ten is longer; no answers are kept. Bounded: the pair asked about longest ago is
 forgotten first.
 """
@@ -8,9 +8,8 @@ forgotten first.
 from collections import OrderedDict
 from math import exp
 
-FIRST_MEAN = 256.0  # until something has been seen
-FIRST_P90 = 512.0
-PACE = 0.05  # of the mean: some twenty answers
+FIRST = (256.0, 512.0, 0)  # mean, 90th percentile and answers until something has been seen
+PACE = 0.05  # of the mean: some twenty answers, and all of the first few
 STRIDE = 0.1  # of the percentile, in the logarithm
 MAX_PAIRS = 10_000
 
@@ -20,28 +19,26 @@ class OutputHabits:
 
     def __init__(self, most: int = MAX_PAIRS) -> None:
         self._most = most
-        self._seen: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
+        self._seen: OrderedDict[tuple[str, str], tuple[float, float, int]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._seen)
 
     def expected_tokens(self, tenant: str, model: str, allowed_tokens: int) -> int:
         """Expect the mean, and never more than is allowed."""
-        return min(allowed_tokens, round(self._get(tenant, model)[0]))
+        return min(allowed_tokens, round(self._seen.get((tenant, model), FIRST)[0]))
 
     def allowed_tokens(self, tenant: str, model: str, most: int) -> int:
         """Give what an answer without max_tokens may come to: the 90th percentile, at most `most` (context left)."""
-        return min(most, round(self._get(tenant, model)[1]))
+        return min(most, round(self._seen.get((tenant, model), FIRST)[1]))
 
     def learn(self, tenant: str, model: str, output_tokens: int) -> None:
         """Note a finished answer."""
-        mean, p90 = self._get(tenant, model)
-        mean += PACE * (output_tokens - mean)
-        p90 = max(1.0, p90 * exp(STRIDE * (0.9 if output_tokens > p90 else -0.1)))
-        self._seen[tenant, model] = (mean, p90)
+        mean, p90, seen = self._seen.get((tenant, model), FIRST)
+        seen += 1
+        mean += max(PACE, 1 / seen) * (output_tokens - mean)
+        p90 = max(1.0, p90 * exp(max(STRIDE, 1 / seen) * (0.9 if output_tokens > p90 else -0.1)))
+        self._seen[tenant, model] = (mean, p90, seen)
         self._seen.move_to_end((tenant, model))
         if len(self._seen) > self._most:
             self._seen.popitem(last=False)
-
-    def _get(self, tenant: str, model: str) -> tuple[float, float]:
-        return self._seen.get((tenant, model), (FIRST_MEAN, FIRST_P90))
