@@ -70,11 +70,14 @@ def test_the_highest_rate_is_in_the_json(tiny: Path, tmp_path: Path) -> None:
     assert found["runs"][0]["slo_attainment"] >= 0.95
 
 
-def test_standard_output_can_be_the_json(tiny: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: object) -> None:
+def test_standard_output_can_be_the_json(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["kvlane-sim", "simulate", str(tiny), "--policy", "random", "--json", "-"])
     with pytest.raises(SystemExit) as left:
         cli.main()
     assert left.value.code == 0
+    assert orjson.loads(capfdbinary.readouterr().out)["runs"][0]["policy"] == "random"
 
 
 def test_a_rate_takes_the_place_of_the_scenarios(tiny: Path, tmp_path: Path) -> None:
