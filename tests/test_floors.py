@@ -23,7 +23,7 @@ LEVELS = (
     ("errors", "config + document", "routes", "usage", "splice", "trace", "metrics", "engines.adapter"),
     # 1: one thing each; siblings do not know each other, but for the pairs in MAY_KNOW
     (
-        "openai",
+        "openai + forms",
         "tokens",
         "sse",
         "headers",
