@@ -9,6 +9,7 @@ An answer is written in one of two ways: whole (`reply`), or as `start`, `write`
 of a body that is not known beforehand is told by chunks, to HTTP/1.0 clients by the close of the connection.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
@@ -31,7 +32,12 @@ class _Delivered(StreamResponse):
         self._keep_alive = keeps_alive
 
     async def prepare(self, request: BaseRequest) -> AbstractStreamWriter | None:
-        """Nothing is left to prepare."""
+        """Nothing is left to prepare; but the next request waits until its client has read most of this answer."""
+        connection = request.protocol
+        assert isinstance(connection, ClientConnection)
+        if connection.writing_paused:
+            await connection.drained()
+        return None
 
     async def write_eof(self, data: bytes = b"") -> None:
         """Nothing is left to write."""
@@ -40,15 +46,21 @@ class _Delivered(StreamResponse):
 class ClientConnection(RequestHandler):
     """One client's connection: tells when it can take more, and words aiohttp's own refusals as ours."""
 
-    __slots__ = ("_new_id", "is_serving", "on_full", "on_writable")
+    __slots__ = ("_drained", "_new_id", "is_serving", "on_full", "on_writable")
 
     def __init__(self, *args: Any, new_id: Callable[[], str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._new_id = new_id
+        self._drained: asyncio.Future[None] | None = None
         self.on_full: Callable[[], None] | None = None
         self.on_writable: Callable[[], None] | None = None
         self.is_serving = False
         """Whether a request is under way."""
+
+    async def drained(self) -> None:
+        """Wait until the client has read what piled up; a client that leaves cancels whoever waits here."""
+        self._drained = asyncio.get_running_loop().create_future()
+        await self._drained
 
     def eof_received(self) -> None:
         """Take a client that ends its side in the middle of a request as one that has left.
@@ -67,6 +79,8 @@ class ClientConnection(RequestHandler):
     def resume_writing(self) -> None:
         """The client has read what had piled up."""
         super().resume_writing()
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
         if self.on_writable is not None:
             self.on_writable()
 
