@@ -7,9 +7,9 @@ connect refused, reset, cut, stalled    the engine may be broken: elsewhere, and
 """
 
 import asyncio
-import re
 from dataclasses import dataclass
 
+from gateway.config import Kind
 from gateway.connection import (
     BrokenAnswer,
     ConnectFailed,
@@ -26,7 +26,7 @@ from gateway.headers import lines_of_error
 from gateway.relay import Answer, AnswerKind
 from gateway.upstream import Upstream
 
-DRAINING = re.compile(rb"after shutdown")  # vLLM: "cannot schedule new futures after shutdown", health still 200
+DRAINING = b"cannot schedule new futures after shutdown"  # vLLM under SIGTERM, while /health still says 200
 CLOCK_SLACK_S = 0.005  # uvloop's timers may fire a little early
 
 
@@ -105,7 +105,7 @@ def judge(answer: Answer, lease: Lease) -> Failure:
         return Failure("broken", BrokenAnswer("the engine aborted the request or cut its answer short"))
     if error.verdict is Verdict.BROKEN:
         lease.failed()
-        if DRAINING.search(error.body):
+        if lease.member.kind is Kind.VLLM and DRAINING in error.body:
             lease.drain()
     else:
         lease.served()

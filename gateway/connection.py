@@ -116,6 +116,7 @@ class Connection(asyncio.Protocol):
     """One connection to an engine."""
 
     __slots__ = (
+        "_bytes_before_head",
         "_drain_timer",
         "_head",
         "_head_bytes",
@@ -142,7 +143,7 @@ class Connection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self.on_body = self._parts.append  # llhttp's pieces of a body, collected without a Python frame for each
         self._head = AnswerHead()
-        self._head_bytes = 0
+        self._head_bytes = self._bytes_before_head = 0
         self._saw_bytes = self._saw_head = self._is_complete = self._is_reused = self._keeps_alive = False
         self._drain_timer: asyncio.TimerHandle | None = None
         self.idle_until = 0.0
@@ -156,7 +157,7 @@ class Connection(asyncio.Protocol):
         self._receiver = receiver
         self._parser = httptools.HttpResponseParser(self)
         self._head = AnswerHead()
-        self._head_bytes = 0
+        self._head_bytes = self._bytes_before_head = 0
         self._saw_bytes = self._saw_head = self._is_complete = False
         self._is_reused = is_reused
         self.transport.writelines(pieces)
@@ -206,6 +207,11 @@ class Connection(asyncio.Protocol):
                 self._fail(BrokenAnswer(f"the engine's answer is not HTTP: {error}"))
                 return
             self._keeps_alive = False  # the answer is whole, and what came behind it is nobody's
+        if not self._saw_head:
+            self._bytes_before_head += len(data)
+            if self._bytes_before_head > MAX_HEAD_BYTES:
+                self._fail(BrokenAnswer(f"the engine's answer has no head within {MAX_HEAD_BYTES} bytes"))
+                return
         parts = self._parts
         if parts:
             body = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -247,6 +253,8 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Note a header."""
+        if self._saw_head:  # a trailer behind a chunked body: it says nothing that a client needs
+            return
         self._head_bytes += len(name) + len(value) + 4
         if self._head_bytes > MAX_HEAD_BYTES:
             raise httptools.HttpParserError(f"head of more than {MAX_HEAD_BYTES} bytes")

@@ -8,9 +8,11 @@ One task an engine, with jitter, so that a fleet is not asked in step. In each r
     state pages     every state interval: running, waiting, KV use, prefix hits, and which run of the process it is
 
 A different run is a new Endpoint with clean books. So is an engine that said it was shutting down, went away, and
-answers again. Health is asked over a new connection each time: an engine that is going away closes its door first, and
-may still talk to those inside. One that is ejected and whose door is closed is reported as gone, again in each round,
-so that requests which hang there can be given up. Only this file writes what engines say of themselves.
+answers again, or is still well half a minute later.
+
+Health is asked over a new connection each time: an engine that is going away closes its door first, and may still talk
+to those inside. One that is ejected and whose door is closed is reported as gone, again in each round, so that requests
+which hang there can be given up. Only this file writes what engines say of themselves.
 """
 
 import asyncio
@@ -30,6 +32,7 @@ from policies.health import State
 log = logging.getLogger(__name__)
 
 MODELS_EVERY_S = 30.0
+DRAINING_DOUBT_S = 30.0  # an engine that said it was shutting down and is still well after this was misunderstood
 JITTER = 0.1  # of the interval, up or down
 MAX_PAGE_BYTES = 8 << 20  # vLLM's metrics page has 60 KB
 
@@ -59,6 +62,7 @@ class Probe:
         self._models_at: dict[Member, float] = {}
         self._runs: dict[Member, str] = {}
         self._went_away: set[Member] = set()
+        self._draining_since: dict[Member, float] = {}
         self._refused: set[Member] = set()
 
     def watch(self, member: Member) -> None:
@@ -68,8 +72,9 @@ class Probe:
     def forget(self, member: Member) -> None:
         """Stop watching an engine that has left."""
         self._tasks.pop(member).cancel()
-        for known in (self._state_at, self._models_at, self._runs):
+        for known in (self._state_at, self._models_at, self._draining_since):
             known.pop(member, None)
+        self._runs.pop(member, None)
         self._went_away.discard(member)
         self._refused.discard(member)
 
@@ -107,8 +112,13 @@ class Probe:
         came_back = member in self._went_away
         self._went_away.discard(member)
         adapter = ADAPTERS[member.kind] if member.kind is not None else None
-        if came_back and member.endpoint.health.state is State.DRAINING:
-            self._fleet.renew(member)
+        if member.endpoint.health.state is State.DRAINING:
+            since = self._draining_since.setdefault(member, now)
+            if came_back or now - since >= DRAINING_DOUBT_S:
+                log.warning("endpoint %s is well, and asked again", member.endpoint.name)
+                self._fleet.renew(member)
+        if member.endpoint.health.state is not State.DRAINING:
+            self._draining_since.pop(member, None)
         interval_s = max(self._config.state_interval_s, adapter.min_state_interval_s if adapter is not None else 0.0)
         state_is_due = now - self._state_at.get(member, float("-inf")) >= interval_s
         pages = await self._pages(member, adapter, now, is_new=came_back, state_is_due=state_is_due)

@@ -18,7 +18,6 @@ ends like a whole one.
 
 import asyncio
 import re
-import zlib
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
@@ -30,6 +29,7 @@ from gateway.connection import AnswerHead, BrokenAnswer, Connection, Stalled, Up
 from gateway.failures import broken_event, json_failure
 from gateway.routes import Shape
 from gateway.sse import EventReader
+from gateway.unpack import ENCODINGS, BadPacking, Unpacker
 from gateway.usage import Usage, read_usage
 
 MAX_ERROR_BYTES = 65536  # an error longer than this is not one that a client reads
@@ -70,7 +70,7 @@ class Answer:
     _tail_bytes = 0
     _done: asyncio.Future[None] | None = None
     _events: EventReader | None = None
-    _decoder: Any = None
+    _unpacker: Unpacker | None = None
     _response_id: str | None = None
     _client: ClientAnswer | None = None
     _response: StreamResponse | None = None
@@ -93,9 +93,8 @@ class Answer:
     def on_head(self, head: AnswerHead) -> None:
         """Learn what kind of answer it is."""
         self.head = head
-        if head.content_encoding in (b"gzip", b"x-gzip", b"deflate"):
-            # Not asked for, since accept-encoding is not passed on; some proxy before an engine does it all the same.
-            self._decoder = zlib.decompressobj(wbits=47 if b"gzip" in head.content_encoding else 15)
+        if head.content_encoding in ENCODINGS:
+            self._unpacker = Unpacker(head.content_encoding)
         elif head.content_encoding not in (b"", b"identity"):
             self.encoding = head.content_encoding
         if head.status >= 400:
@@ -111,8 +110,12 @@ class Answer:
     def on_body(self, data: bytes) -> None:
         """Hold, or relay."""
         self.last_byte_at = self._loop.time()
-        if self._decoder is not None:
-            data = self._decompress(data)
+        if self._unpacker is not None:
+            try:
+                data = self._unpacker.feed(data)
+            except BadPacking as error:
+                self._break(BrokenAnswer(f"the engine's answer does not unpack: {error}"))
+                return
             if not data:
                 return
         if self._client is None:
@@ -131,7 +134,7 @@ class Answer:
 
     def on_end(self) -> None:
         """Take the end of the engine's answer."""
-        if self._decoder is not None and not self._decoder.eof:
+        if self._unpacker is not None and not self._unpacker.is_whole:
             self.on_broken(BrokenAnswer("the engine's answer ends in the middle of its compression"))
             return
         if self._events is not None:
@@ -237,7 +240,7 @@ class Answer:
         self._keep_tail(held)
         length = None
         if self._events is None:
-            length = len(held) if self.is_whole else None if self._decoder else self.head.content_length
+            length = len(held) if self.is_whole else None if self._unpacker else self.head.content_length
         client.start(self.head.status, lines, length, held)
         self._note_first_token()
         if self._events is not None and self._events.is_done and self._events.ends_at_done:
@@ -273,9 +276,10 @@ class Answer:
 
     def _hold(self, data: bytes) -> None:
         if self._events is not None:
-            data = self._events.feed(data)
-            self._held.append(data)
-            if self._events.has_payload or self._events.failure:
+            passed = self._events.feed(data)
+            self._held.append(passed)
+            self._held_bytes += len(passed)
+            if self._events.has_payload or self._held_bytes > MAX_HELD_BYTES:
                 self._open()
             return
         self._held.append(data)
@@ -288,13 +292,6 @@ class Answer:
                 self._open()
         elif self.kind is AnswerKind.OTHER or self._held_bytes > MAX_HELD_BYTES:
             self._open()
-
-    def _decompress(self, data: bytes) -> bytes:
-        try:
-            return bytes(self._decoder.decompress(data))
-        except zlib.error as error:
-            self._break(BrokenAnswer(f"the engine's answer does not decompress: {error}"))
-            return b""
 
     def _follow_events(self, events: EventReader) -> None:
         """Do what the events just read call for."""

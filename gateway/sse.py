@@ -19,6 +19,7 @@ from gateway.routes import Shape
 from gateway.usage import Usage, read_usage
 
 MAX_EVENT_BYTES = 1 << 20
+MAX_SOUGHT_EVENTS = 1000  # looked at for the first token; each costs some microseconds of everybody's event loop
 _TERMINAL_TYPES = frozenset({"response.completed", "response.incomplete", "response.cancelled", "message_stop"})
 _TERMINAL_MARK = {
     Shape.CHAT: b"[DONE]",
@@ -48,6 +49,7 @@ class EventReader:
         "_marks",
         "_partial",
         "_shape",
+        "_sought",
         "events",
         "failure",
         "failure_event",
@@ -68,6 +70,7 @@ class EventReader:
         if hides_usage:
             self._marks.append(b'"usage"')
         self._partial = bytearray()
+        self._sought = 0
         self._first_usage = b""
         self._last_usage = b""
         self.events = 0
@@ -174,6 +177,10 @@ class EventReader:
         """Find the events to look at: all until the first token, then those with a mark."""
         position = 0
         while not self.has_content and position < len(whole):
+            self._sought += 1
+            if self._sought > MAX_SOUGHT_EVENTS:
+                self.has_content = True  # or something else that nobody streams before its first token
+                break
             end = _end_of_event(whole, position)
             yield position, end
             position = end
@@ -190,10 +197,10 @@ class EventReader:
         if self.ends_at_done and data.strip() == b"[DONE]":
             self.is_done = self.is_over = self.has_payload = True
             return _Verdict.LAST
+        self.has_payload = self.has_payload or bool(data)
         payload = _parsed(data)
         if payload is None:
             return _Verdict.PASSES
-        self.has_payload = True
         if self._is_failure(payload):
             self.failure = payload
             self.is_over = True

@@ -1,0 +1,159 @@
+"""Engines that flood, and engines that say odd things: bounded in memory and time, and never switched off by a word."""
+
+import gzip
+import time
+import zlib
+
+import pytest
+
+from gateway.relay import MAX_HELD_BYTES
+from gateway.routes import Shape
+from gateway.sse import MAX_SOUGHT_EVENTS, EventReader
+from gateway.unpack import MAX_EXPANDED_BYTES, BadPacking, Unpacker
+from policies.health import State
+from tests.fleet_fixtures import until
+from tests.wire.client import CHAT, call, chat
+from tests.wire.engine import EVENTS_HEAD, Call, ScriptedEngine, chunk, says, whole
+from tests.wire.house import serving
+from tests.wire.sse import STREAM
+
+HEADLESS = {
+    "a header value without end": b"HTTP/1.1 200 OK\r\nx: " + b"y" * 4_000_000,
+    "a header name without end": b"HTTP/1.1 200 OK\r\n" + b"y" * 4_000_000,
+    "headers without end": b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 700_000,
+    "interim answers without end": b"HTTP/1.1 100 Continue\r\n\r\n" * 200_000,
+}
+
+
+@pytest.mark.parametrize("flood", HEADLESS.values(), ids=HEADLESS)
+async def test_an_answer_without_a_head_ends_soon(flood: bytes) -> None:
+    async def script(call: Call) -> None:
+        call.write(flood)
+        await call.gone()
+
+    async with ScriptedEngine(script) as engine, serving(engine.url) as gateway:
+        began = time.process_time()
+        assert (await call(gateway.url, CHAT, chat())).refusal == (502, "server_error", "upstream_error")
+        assert time.process_time() - began < 2, "nobody else could be served meanwhile"
+
+
+@pytest.mark.parametrize("block", [b": ping\n\n", b"data: hello\n\n", b"data: " + b"a" * 1000 + b"\n\n", b"\n\n"])
+async def test_a_stream_is_held_back_no_longer_than_it_is_bounded(block: bytes) -> None:
+    """Comments and odd events before the first token pass, once there are enough of them."""
+    flood = block * (4 * MAX_HELD_BYTES // len(block))
+
+    async def script(call: Call) -> None:
+        call.write(EVENTS_HEAD + chunk(flood))
+        await call.gone()
+
+    async with ScriptedEngine(script) as engine, serving(engine.url, timeouts={"idle_s": 0.2}) as gateway:
+        answer = await call(gateway.url, CHAT, STREAM)
+        assert answer.status == 200
+        assert answer.body.startswith(flood)
+        assert b'"error"' in answer.body[len(flood) :]
+
+
+async def test_a_line_without_end_is_not_held_for_ever() -> None:
+    async def script(call: Call) -> None:
+        call.write(EVENTS_HEAD + chunk(b"data: " + b"a" * (3 << 20)))
+        await call.gone()
+
+    async with ScriptedEngine(script) as engine, serving(engine.url, timeouts={"idle_s": 0.2}) as gateway:
+        answer = await call(gateway.url, CHAT, STREAM)
+        assert answer.status == 200
+        assert len(answer.body) > 1 << 20
+
+
+def test_the_first_token_is_sought_in_so_many_events_and_no_more() -> None:
+    reader = EventReader(Shape.CHAT, hides_usage=False)
+    reader.feed(b": ping\n\n" * (MAX_SOUGHT_EVENTS + 1))
+    assert reader.has_content
+
+
+# Packing.
+
+JSON = b'{"choices":[],"text":"' + b"abc" * 500 + b'"}'
+
+
+def raw_deflate(data: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-15)
+    return packer.compress(data) + packer.flush()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "packed"),
+    [
+        ("gzip", gzip.compress(JSON[:40]) + gzip.compress(JSON[40:])),
+        ("deflate", zlib.compress(JSON)),
+        ("deflate", raw_deflate(JSON)),
+    ],
+    ids=["several members", "deflate", "deflate without a header"],
+)
+async def test_every_way_of_packing_arrives_whole(encoding: str, packed: bytes) -> None:
+    script = says(whole(200, packed, f"content-encoding: {encoding}"))
+    async with ScriptedEngine(script) as engine, serving(engine.url) as gateway:
+        answer = await call(gateway.url, CHAT, chat())
+        assert (answer.status, answer.body) == (200, JSON)
+
+
+@pytest.mark.parametrize("size", [1, 7, 100_000])
+def test_unpacking_does_not_care_how_the_bytes_are_cut(size: int) -> None:
+    packed = gzip.compress(JSON) + gzip.compress(JSON)
+    unpacker = Unpacker(b"gzip")
+    assert b"".join(unpacker.feed(packed[at : at + size]) for at in range(0, len(packed), size)) == JSON + JSON
+    assert unpacker.is_whole
+
+
+def test_what_expands_without_measure_is_refused() -> None:
+    with pytest.raises(BadPacking, match="expands"):
+        Unpacker(b"gzip").feed(gzip.compress(bytes(MAX_EXPANDED_BYTES + 1)))
+
+
+@pytest.mark.parametrize(
+    "packed", [zlib.compress(JSON) + b"more", b"\x00nothing", zlib.compress(JSON)[:30] + b"\xff" * 30]
+)
+def test_what_is_not_packed_as_it_says_is_refused(packed: bytes) -> None:
+    with pytest.raises(BadPacking):
+        Unpacker(b"deflate").feed(packed)
+
+
+# Odd words.
+
+
+async def test_trailers_say_nothing() -> None:
+    answer_bytes = (
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+        b"2\r\n{}\r\n0\r\ncontent-type: text/html\r\nx-odd: 1\r\n\r\n"
+    )
+    async with ScriptedEngine(says(answer_bytes)) as engine, serving(engine.url) as gateway:
+        answer = await call(gateway.url, CHAT, chat())
+        assert answer.body == b"{}"
+        told = [(name.lower(), value) for name, value in answer.head.headers]
+        assert [value for name, value in told if name == "content-type"] == ["application/json"]
+        assert "x-odd" not in dict(told)
+
+
+@pytest.mark.parametrize("kind", ["sglang", "vllm"])
+async def test_a_client_cannot_talk_an_engine_out_of_the_fleet(kind: str) -> None:
+    """An engine that quotes its client in a 5xx is not shutting down because the client says so."""
+    words = b'{"error":{"message":"you said: after shutdown"}}'
+    async with (
+        ScriptedEngine(says(whole(500, words))) as engine,
+        serving(engine.url, endpoint={"kind": kind}) as gateway,
+    ):
+        await call(gateway.url, CHAT, chat())
+        (member,) = gateway.fleet.members()
+        assert member.endpoint.health.state is not State.DRAINING
+
+
+async def test_an_engine_that_is_well_long_after_it_said_goodbye_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.probe.DRAINING_DOUBT_S", 0.05)
+    words = b'{"error":{"message":"cannot schedule new futures after shutdown","code":500}}'
+    async with ScriptedEngine(says(whole(500, words))) as engine, serving(engine.url) as gateway:
+        await call(gateway.url, CHAT, chat())
+        (member,) = gateway.fleet.members()
+        said_goodbye = member.endpoint
+        assert said_goodbye.health.state is State.DRAINING
+        await until(lambda: member.endpoint is not said_goodbye and member.endpoint.health.state is State.READY, "back")
