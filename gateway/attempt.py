@@ -114,6 +114,6 @@ def judge(answer: Answer, lease: Lease) -> Failure:
     return Failure(
         error.verdict.value,
         answer=error,
-        lines=lines_of_error(answer.head.headers, answer.head.connection, error.content_type),
+        lines=lines_of_error(answer.head.headers, answer.head.connection, error.content_type, error.retry_after_s),
         may_retry=error.verdict in (Verdict.BUSY, Verdict.BROKEN),
     )

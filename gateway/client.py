@@ -217,7 +217,9 @@ class ClientAnswer:
         self.is_started = True
         self.status = status
         first = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status
-        if length is not None:
+        if status == NO_CONTENT:
+            framing = b""  # which says all: RFC 9110 8.6 wants no length
+        elif length is not None:
             framing = b"content-length: %d\r\n" % length
         else:
             framing = b"transfer-encoding: chunked\r\n" if self._is_chunked else b""
@@ -232,6 +234,7 @@ class ClientAnswer:
         return DELIVERED if self._keeps_alive else DELIVERED_AND_CLOSE
 
 
+NO_CONTENT = 204
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 DELIVERED = _Delivered(keeps_alive=True)
 DELIVERED_AND_CLOSE = _Delivered(keeps_alive=False)

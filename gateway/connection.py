@@ -80,6 +80,11 @@ class AnswerHead:
     connection: bytes = b""
     """Names further headers that are not to be passed on."""
 
+    @property
+    def ends_by_close(self) -> bool:
+        """Whether only the close of the connection says where the body ends."""
+        return self.content_length is None and not self.is_chunked
+
 
 class Receiver(Protocol):
     """Who gets an answer. Called from the event loop as bytes arrive; must not block."""
@@ -231,7 +236,7 @@ class Connection(asyncio.Protocol):
         if receiver is None:
             return
         head = self._head
-        if self._saw_head and head.content_length is None and not head.is_chunked and exc is None:
+        if self._saw_head and head.ends_by_close and exc is None:
             receiver.on_end()
         elif self._is_reused and not self._saw_bytes:
             receiver.on_broken(StaleConnection("the engine had closed the connection"))

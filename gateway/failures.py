@@ -25,6 +25,15 @@ def broken_event(shape: Shape, error: UpstreamError) -> bytes:
     return stream_event(refusal)
 
 
+def is_json(body: bytes) -> bool:
+    """Whether a body is whole, where nothing but the close of its connection says so."""
+    try:
+        orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
 def json_failure(body: bytes) -> dict[str, Any] | None:
     """Give what a JSON answer with status 200 holds, where it is an error or an aborted generation."""
     try:

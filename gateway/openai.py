@@ -93,7 +93,7 @@ def parse(route: Route, content_type: str, body: bytes) -> Call:
         output_tokens=_allowed_output(document) if route.generates else 0,
         hides_usage=hides_usage,
         previous_response_id=previous if isinstance(previous, str) else None,
-        dropped=tuple(document.keys() & STEERING_FIELDS),
+        dropped=tuple(document.keys() & (STEERING_FIELDS | route.steering_fields)),
         dropped_if_unknown=tuple(document.keys() & UNKNOWN_TO_SOME),
         stream_options=stream_options,
     )

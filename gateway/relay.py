@@ -26,7 +26,7 @@ from aiohttp.web import StreamResponse
 
 from gateway.client import ClientAnswer
 from gateway.connection import AnswerHead, BrokenAnswer, Connection, Stalled, UpstreamError
-from gateway.failures import broken_event, json_failure
+from gateway.failures import broken_event, is_json, json_failure
 from gateway.routes import Shape
 from gateway.sse import EventReader
 from gateway.unpack import ENCODINGS, BadPacking, Unpacker
@@ -97,7 +97,7 @@ class Answer:
             self._unpacker = Unpacker(head.content_encoding)
         elif head.content_encoding not in (b"", b"identity"):
             self.encoding = head.content_encoding
-        if head.status >= 400:
+        if not 200 <= head.status < 300:  # a redirect leads a client past the gateway, into the fleet's own network
             self.kind = AnswerKind.ERROR
         elif self.encoding:
             self.kind = AnswerKind.OTHER
@@ -147,6 +147,8 @@ class Answer:
                 self._follow_events(self._events)
         self.is_whole = True
         if self._client is None:
+            if self.kind is AnswerKind.JSON and self.head.ends_by_close and not is_json(self.held):
+                self.error = BrokenAnswer("the engine closed the connection inside the answer")
             self._open()
         elif self._response is None:
             self._conclude()

@@ -19,6 +19,7 @@ from gateway.routes import Shape
 from gateway.usage import Usage, read_usage
 
 MAX_EVENT_BYTES = 1 << 20
+MAX_MARKED_EVENTS = 1000  # looked at in one read, for the same reason
 MAX_SOUGHT_EVENTS = 1000  # looked at for the first token; each costs some microseconds of everybody's event loop
 _TERMINAL_TYPES = frozenset({"response.completed", "response.incomplete", "response.cancelled", "message_stop"})
 _TERMINAL_MARK = {
@@ -68,7 +69,7 @@ class EventReader:
         if self._mark is not None:
             self._marks.append(self._mark)
         if hides_usage:
-            self._marks.append(b'"usage"')
+            self._marks += [b'"usage":{', b'"usage": {']  # not the null that some engines put on every chunk
         self._partial = bytearray()
         self._sought = 0
         self._first_usage = b""
@@ -184,11 +185,10 @@ class EventReader:
             end = _end_of_event(whole, position)
             yield position, end
             position = end
-        places = sorted(place for mark in self._marks for place in _places(whole, mark, position))
-        for place in places:
+        for place in sorted({place for mark in self._marks for place in _places(whole, mark, position)}):
             if place >= position:
                 end = _end_of_event(whole, place)
-                yield _last_boundary(whole, 0, place), end
+                yield max(position, _last_boundary(whole, position, place)), end
                 position = end
 
     def _judge(self, event: bytes) -> "_Verdict":
@@ -249,10 +249,14 @@ def _end_of_event(data: bytes, start: int) -> int:
 
 
 def _places(data: bytes, mark: bytes, start: int) -> Iterator[int]:
+    """Find a mark: the first so many times, and the last, which is where an end stands."""
     place = data.find(mark, start)
-    while place >= 0:
+    for _ in range(MAX_MARKED_EVENTS):
+        if place < 0:
+            return
         yield place
         place = data.find(mark, place + 1)
+    yield data.rfind(mark)
 
 
 def _data_of(event: bytes) -> bytes:

@@ -157,3 +157,66 @@ async def test_an_engine_that_is_well_long_after_it_said_goodbye_is_asked_again(
         said_goodbye = member.endpoint
         assert said_goodbye.health.state is State.DRAINING
         await until(lambda: member.endpoint is not said_goodbye and member.endpoint.health.state is State.READY, "back")
+
+
+# Events with marks.
+
+
+def test_a_read_full_of_marks_costs_no_more_than_its_length() -> None:
+    """Twice the events must not cost four times the time; a ratio, taken at the fastest of several runs."""
+
+    def cost_s(events: int, event: bytes) -> float:
+        data = event * events
+        best = float("inf")
+        for _ in range(5):
+            reader = EventReader(Shape.CHAT, hides_usage=True)
+            reader.has_content = True
+            began = time.perf_counter()
+            assert reader.feed(data) == data
+            best = min(best, time.perf_counter() - began)
+        return best
+
+    for event in (
+        b'data: "error"\n\n',
+        b'data: {"choices":[{"delta":{"content":"a"}}],"usage":null}\n\n',
+        b'data: {"choices":[{"delta":{"content":"a"}}],"usage":{"prompt_tokens":1}}\n\n',
+    ):
+        assert cost_s(8000, event) < 16 * cost_s(1000, event)
+
+
+def test_the_end_is_found_behind_any_number_of_marks() -> None:
+    reader = EventReader(Shape.CHAT, hides_usage=False)
+    text = b'data: {"choices":[{"delta":{"content":"[DONE]"}}]}\n\n' * 3000
+    assert reader.feed(text + b"data: [DONE]\n\n") == text + b"data: [DONE]\n\n"
+    assert reader.is_done
+
+
+# Statuses and waits.
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308, 304])
+async def test_a_redirect_leads_no_client_into_the_fleet(status: int) -> None:
+    script = says(whole(status, b"", "location: http://10.0.0.5:8000/v1/chat/completions"))
+    async with ScriptedEngine(script) as engine, serving(engine.url) as gateway:
+        answer = await call(gateway.url, CHAT, chat())
+        assert answer.refusal == (502, "server_error", "upstream_error")
+        assert b"10.0.0.5" not in repr(answer).encode()
+
+
+async def test_a_wait_that_clients_do_not_keep_is_capped_and_they_are_told_not_to_retry() -> None:
+    script = says(whole(429, b'{"error":{"message":"later"}}', "retry-after: 86400", "retry-after-ms: 86400000"))
+    async with ScriptedEngine(script) as engine, serving(engine.url) as gateway:
+        answer = await call(gateway.url, CHAT, chat())
+        told = [(name.lower(), value) for name, value in answer.head.headers if "retry" in name.lower()]
+        assert sorted(told) == [("retry-after", "60"), ("x-should-retry", "false")]
+
+
+@pytest.mark.parametrize(("body", "status"), [(b'{"a":1}', 200), (b'{"a":', 502)])
+async def test_json_that_only_the_close_ends_must_be_whole(body: bytes, status: int) -> None:
+    async def script(call: Call) -> None:
+        call.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n" + body)
+        await call.flush()
+        call.close()
+
+    async with ScriptedEngine(script) as engine, serving(engine.url) as gateway:
+        assert (await call(gateway.url, CHAT, chat())).status == status
