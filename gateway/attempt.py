@@ -15,6 +15,7 @@ from gateway.connection import (
     ConnectFailed,
     ConnectTimedOut,
     DeadlinePassed,
+    NoFilesLeft,
     StaleConnection,
     Stalled,
     UpstreamError,
@@ -35,7 +36,7 @@ class Failure:
     """Why a try did not serve."""
 
     kind: str
-    """For metrics: connect, cut, stalled, deadline, busy, broken, client, over_length."""
+    """For metrics: connect, cut, stalled, deadline, files, busy, broken, client, over_length."""
     error: UpstreamError | None = None
     answer: EngineError | None = None
     lines: bytes = b""
@@ -87,6 +88,8 @@ def judge(answer: Answer, lease: Lease) -> Failure:
     if answer.error is not None:
         if isinstance(answer.error, DeadlinePassed):
             return Failure("deadline", answer.error, may_retry=False)
+        if isinstance(answer.error, NoFilesLeft):
+            return Failure("files", answer.error, may_retry=False)
         is_stalled = isinstance(answer.error, Stalled)
         lease.failed()
         if isinstance(answer.error, ConnectFailed):

@@ -46,11 +46,23 @@ class _Delivered(StreamResponse):
 class ClientConnection(RequestHandler):
     """One client's connection: tells when it can take more, and words aiohttp's own refusals as ours."""
 
-    __slots__ = ("_drained", "_new_id", "is_serving", "on_full", "on_writable")
+    __slots__ = (
+        "_drained",
+        "_new_id",
+        "_waiting_bytes",
+        "_waiting_since",
+        "_write_timeout_s",
+        "is_serving",
+        "on_full",
+        "on_writable",
+    )
 
-    def __init__(self, *args: Any, new_id: Callable[[], str], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, new_id: Callable[[], str], write_timeout_s: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._new_id = new_id
+        self._write_timeout_s = write_timeout_s
+        self._waiting_bytes = 0
+        self._waiting_since = 0.0
         self._drained: asyncio.Future[None] | None = None
         self.on_full: Callable[[], None] | None = None
         self.on_writable: Callable[[], None] | None = None
@@ -58,9 +70,20 @@ class ClientConnection(RequestHandler):
         """Whether a request is under way."""
 
     async def drained(self) -> None:
-        """Wait until the client has read what piled up; a client that leaves cancels whoever waits here."""
-        self._drained = asyncio.get_running_loop().create_future()
-        await self._drained
+        """Wait until the client has read what piled up, or is cut off; one that leaves cancels whoever waits here."""
+        loop = asyncio.get_running_loop()
+        while self.writing_paused and not self.is_stuck(loop.time()):
+            self._drained = loop.create_future()
+            await asyncio.wait([self._drained], timeout=self._write_timeout_s)
+        if self.writing_paused and self.transport is not None:
+            self.transport.abort()
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether the client has taken nothing for too long; asked now and then, since that is how it is known."""
+        waiting_bytes = self.transport.get_write_buffer_size() if self.transport is not None else 0
+        if waiting_bytes != self._waiting_bytes:
+            self._waiting_bytes, self._waiting_since = waiting_bytes, now
+        return bool(waiting_bytes) and now - self._waiting_since >= self._write_timeout_s
 
     def eof_received(self) -> None:
         """Take a client that ends its side in the middle of a request as one that has left.
@@ -199,6 +222,16 @@ class ClientAnswer:
             self._transport.close()  # without the last chunk
         else:
             self._transport.abort()  # only the close says where the body ends: a clean one would look like the end
+        return self._delivered()
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether the client has taken nothing of what waits for it, for too long."""
+        return self._connection.is_stuck(now)
+
+    def cut(self) -> StreamResponse:
+        """Close at once, what waits to be read included."""
+        self._keeps_alive = False
+        self._transport.abort()
         return self._delivered()
 
     def on_pressure(self, full: Callable[[], None] | None, writable: Callable[[], None] | None) -> None:

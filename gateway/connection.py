@@ -48,6 +48,10 @@ class ConnectTimedOut(ConnectFailed):
         self.after_s = after_s
 
 
+class NoFilesLeft(ConnectFailed):
+    """This process may open no more files: the engine has no part in it."""
+
+
 class StaleConnection(UpstreamError):
     """A reused connection died before a byte of the answer: the engine had closed it."""
 

@@ -4,13 +4,15 @@ from typing import Any
 
 import orjson
 
-from gateway.connection import Stalled, UpstreamError
-from gateway.errors import GatewayError, UpstreamFailed, UpstreamTimeout, stream_event
+from gateway.connection import NoFilesLeft, Stalled, UpstreamError
+from gateway.errors import GatewayError, Overloaded, UpstreamFailed, UpstreamTimeout, stream_event
 from gateway.routes import Shape
 
 
 def failure_of(error: UpstreamError) -> GatewayError:
     """Say to a client what went wrong with an engine."""
+    if isinstance(error, NoFilesLeft):
+        return Overloaded(str(error))
     if isinstance(error, Stalled):
         return UpstreamTimeout(f"the engine did not answer in time: {error}")
     return UpstreamFailed(f"the engine failed: {error}")

@@ -248,7 +248,9 @@ class Proxy:
             trace.last_byte_at = answer.last_byte_at
             if answer.response_id is not None:
                 self._stored.learn(answer.response_id, lease.endpoint, exchange.tenant)
-        if answer.error is not None:
+        if answer.is_client_stuck:
+            client.status = CLIENT_LEFT
+        elif answer.error is not None:
             lease.failed()
             kind = "stalled" if isinstance(answer.error, Stalled) else "cut"
             self._metrics.endpoint_failures.add((lease.endpoint.name, kind))

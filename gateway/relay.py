@@ -63,6 +63,8 @@ class Answer:
     error: UpstreamError | None = None
     """What went wrong with the connection, before or inside the answer."""
     is_whole = False
+    is_client_stuck = False
+    """Whether the client took nothing for so long that it was cut off."""
     is_truncated = False
     """Whether an error's body was longer than what was kept of it."""
     first_token_at: float | None = None
@@ -358,10 +360,18 @@ class Answer:
     def _check_idle(self) -> None:
         if self._response is not None:
             return
-        if self.quiet_s < self._idle_s:
+        if self._client is not None and self._client.is_stuck(self._loop.time()):
+            self._drop_client(self._client)
+        elif self.quiet_s < self._idle_s:
             self._idle_timer = self._loop.call_later(self._idle_s - self.quiet_s, self._check_idle)
         else:
             self._break(Stalled(f"nothing came from the engine for {self._idle_s:.3g} s"))
+
+    def _drop_client(self, client: ClientAnswer) -> None:
+        self.is_client_stuck = True
+        if self.connection is not None:
+            self.connection.abort()
+        self._end(client.cut())
 
     def _keep_tail(self, data: bytes) -> None:
         if self._events is not None:

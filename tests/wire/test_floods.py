@@ -1,6 +1,9 @@
 """Engines that flood, and engines that say odd things: bounded in memory and time, and never switched off by a word."""
 
+import asyncio
+import contextlib
 import gzip
+import socket
 import time
 import zlib
 
@@ -220,3 +223,34 @@ async def test_json_that_only_the_close_ends_must_be_whole(body: bytes, status: 
 
     async with ScriptedEngine(script) as engine, serving(engine.url) as gateway:
         assert (await call(gateway.url, CHAT, chat())).status == status
+
+
+# Clients that take nothing.
+
+
+async def test_a_client_that_takes_nothing_is_cut_off_and_its_engine_freed() -> None:
+    """It holds a place at an engine, and would hold it, and the shutdown, for ever."""
+
+    async def script(call: Call) -> None:
+        call.write(EVENTS_HEAD + chunk(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'))
+        with contextlib.suppress(ConnectionError):
+            while True:
+                call.write(chunk(b"data: " + b"x" * 60_000 + b"\n\n"))
+                await call.writer.drain()
+
+    async with (
+        ScriptedEngine(script) as engine,
+        serving(engine.url, listen={"write_timeout_s": 0.3}, timeouts={"idle_s": 0.2}) as gateway,
+    ):
+        host, port = gateway.url.removeprefix("http://").split(":")
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(sock, (host, int(port)))
+            head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(STREAM)}\r\n\r\n"
+            await loop.sock_sendall(sock, head.encode() + STREAM)
+            (member,) = gateway.fleet.members()
+            await until(lambda: member.endpoint.outstanding.requests == 1, "under way")
+            await until(lambda: member.endpoint.outstanding.requests == 0, "cut off")
+            assert member.endpoint.health.failed_requests == 0, "the engine is not to blame"
