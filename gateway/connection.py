@@ -20,6 +20,7 @@ the engine never saw it.
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
@@ -27,6 +28,8 @@ from typing import Protocol, cast
 import httptools
 
 from gateway.splice import Buffer
+
+log = logging.getLogger(__name__)
 
 DRAIN_S = 1.0  # how long an engine may take to end a body whose [DONE] was seen, before its connection is closed
 MAX_HEAD_BYTES = 65536
@@ -225,10 +228,21 @@ class Connection(asyncio.Protocol):
         if parts:
             body = parts[0] if len(parts) == 1 else b"".join(parts)
             parts.clear()
-            if self._receiver is not None:
-                self._receiver.on_body(body)
+            if self._receiver is not None and not self._is_taken(self._receiver, body):
+                return
         if self._is_complete:
             self._finish()
+
+    def _is_taken(self, receiver: Receiver, body: bytes) -> bool:
+        """Hand over a piece; a fault of ours in reading it ends this one answer, in words."""
+        try:
+            receiver.on_body(body)
+        except Exception:
+            log.exception("reading an engine's answer failed inside the gateway")
+            self._receiver = receiver
+            self._fail(BrokenAnswer("the gateway could not read the engine's answer"))
+            return False
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End an answer that only the close ends; else it is broken."""

@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 MODELS_EVERY_S = 30.0
 DRAINING_DOUBT_S = 30.0  # an engine that said it was shutting down and is still well after this was misunderstood
 JITTER = 0.1  # of the interval, up or down
-MAX_PAGE_BYTES = 8 << 20  # vLLM's metrics page has 60 KB
+MAX_PAGE_BYTES = 1 << 20  # vLLM's metrics page has 60 KB
+MAX_MODELS = 1000  # of one engine: they are listed to clients, and labels of metrics
 NEVER = float("-inf")
 
 
@@ -110,7 +111,9 @@ class Probe:
             try:
                 await self._round(watch)
             except Exception:
-                log.exception("probing %s failed inside the gateway", member.endpoint.name)
+                watch.trouble = "the gateway failed on what it answered"
+                if member.trouble != watch.trouble:
+                    log.exception("probing %s failed inside the gateway", member.endpoint.name)
                 member.endpoint.health.unanswered()
             self._tell(watch)
             if member.endpoint.health.state is State.EJECTED and watch.is_refusing:
@@ -231,7 +234,7 @@ class Probe:
             return
         watch.models_at = now
         if not member.config.models:
-            member.endpoint.models = frozenset(model.id for model in served)
+            member.endpoint.models = frozenset(model.id for model in served[:MAX_MODELS])
         if member.config.max_context_tokens is None:
             limits = [model.max_context_tokens for model in served if model.max_context_tokens is not None]
             member.endpoint.max_context_tokens = min(limits, default=None)

@@ -208,6 +208,7 @@ class Proxy:
         """Send to one endpoint; relay what it answers, or say why not."""
         trace.tries += 1
         trace.choice = lease.choice
+        trace.pool = lease.member.pool.name
         if trace.dispatched_at is None:
             trace.dispatched_at = self._clock()
         self._metrics.endpoint_requests.add((lease.endpoint.name, lease.choice.reason.value))
@@ -243,7 +244,6 @@ class Proxy:
             response = await answer.relayed()
         finally:
             trace.usage = answer.usage
-            trace.events = answer.events
             trace.first_token_at = answer.first_token_at
             trace.last_byte_at = answer.last_byte_at
             if answer.response_id is not None:

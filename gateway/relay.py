@@ -106,7 +106,7 @@ class Answer:
         elif head.content_type.startswith(b"text/event-stream"):
             self.kind = AnswerKind.EVENTS
             self._events = EventReader(self._shape, hides_usage=self._hides_usage)
-        elif b"json" in head.content_type:
+        elif head.content_type.startswith(b"application/json") or b"+json" in head.content_type:
             self.kind = AnswerKind.JSON
 
     def on_body(self, data: bytes) -> None:
@@ -220,11 +220,6 @@ class Answer:
         if self._events is not None:
             return self._events.usage
         return read_usage(self._tail[0] if len(self._tail) == 1 else b"".join(self._tail))
-
-    @property
-    def events(self) -> int:
-        """How many blocks of events were read."""
-        return self._events.events if self._events is not None else 0
 
     @property
     def response_id(self) -> str | None:

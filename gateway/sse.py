@@ -51,7 +51,6 @@ class EventReader:
         "_partial",
         "_shape",
         "_sought",
-        "events",
         "failure",
         "failure_event",
         "has_content",
@@ -74,8 +73,6 @@ class EventReader:
         self._sought = 0
         self._first_usage = b""
         self._last_usage = b""
-        self.events = 0
-        """Blocks of events that have passed: not tokens, but something to count where an engine tells no usage."""
         self.has_content = False
         """Whether content, reasoning or a tool call was seen: the first token."""
         self.has_payload = False
@@ -145,7 +142,6 @@ class EventReader:
             self._last_usage = whole
             if not self._first_usage:
                 self._first_usage = whole
-        self.events += 1
         if self.has_content:
             for mark in self._marks:
                 if mark in whole:
@@ -224,7 +220,7 @@ class EventReader:
 
     def _note(self, payload: dict[str, Any]) -> None:
         kind = payload.get("type")
-        if kind in _TERMINAL_TYPES:
+        if isinstance(kind, str) and kind in _TERMINAL_TYPES:
             self.is_done = self.is_over = True
         response = payload.get("response")
         if self.response_id is None and isinstance(response, dict) and isinstance(response.get("id"), str):

@@ -7,7 +7,10 @@ import socket
 import time
 import zlib
 
+import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.relay import MAX_HELD_BYTES
 from gateway.routes import Shape
@@ -254,3 +257,21 @@ async def test_a_client_that_takes_nothing_is_cut_off_and_its_engine_freed() -> 
             await until(lambda: member.endpoint.outstanding.requests == 1, "under way")
             await until(lambda: member.endpoint.outstanding.requests == 0, "cut off")
             assert member.endpoint.health.failed_requests == 0, "the engine is not to blame"
+
+
+# Events of odd types.
+
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from(["error", "abort", "response.completed", ""]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["id", "delta", "usage"]), inner),
+    max_leaves=4,
+)
+KEYS = ("type", "response", "choices", "usage", "error", "object", "finish_reason", "delta")
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), ODD), st.sampled_from(list(Shape)), st.booleans())
+def test_an_event_of_any_types_is_read_without_a_fault(event: dict[str, object], shape: Shape, hides: bool) -> None:
+    reader = EventReader(shape, hides_usage=hides)
+    for _ in range(2):
+        reader.feed(b"data: " + orjson.dumps(event) + b"\n\n")
+    assert reader.usage is None or reader.usage
