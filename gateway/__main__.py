@@ -1,5 +1,15 @@
-"""`python -m gateway` is `kvlane`."""
+"""The entry of `kvlane`, and of `python -m gateway`."""
 
-from gateway.cli import main
+import signal
 
-main()
+
+def main() -> None:
+    """Run the command line; until it handles Ctrl-C itself, Ctrl-C simply ends it, without a traceback of imports."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from gateway.cli import main as run  # heavy, so not before the line above
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

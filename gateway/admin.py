@@ -51,6 +51,7 @@ def describe(member: Member, now: float) -> dict[str, Any]:
         "pool": member.pool.name,
         "kind": member.kind.value if member.kind is not None else None,
         "state": endpoint.health.state.value,
+        "trouble": member.trouble,
         "cooling_s": max(0.0, endpoint.health.cool_until - now) if endpoint.health.is_cooling(now) else 0.0,
         "models": sorted(endpoint.models),
         "max_context_tokens": endpoint.max_context_tokens,

@@ -103,6 +103,7 @@ class Gateway:
         self._server = ClientServer(
             self.proxy.handle,
             new_id=self._new_id,
+            write_timeout_s=config.listen.write_timeout_s,
             keepalive_timeout=config.listen.keepalive_s,
             max_line_size=config.listen.max_header_bytes,
             max_field_size=config.listen.max_header_bytes,

@@ -7,14 +7,15 @@ connect refused, reset, cut, stalled    the engine may be broken: elsewhere, and
 """
 
 import asyncio
-import re
 from dataclasses import dataclass
 
+from gateway.config import Kind
 from gateway.connection import (
     BrokenAnswer,
     ConnectFailed,
     ConnectTimedOut,
     DeadlinePassed,
+    NoFilesLeft,
     StaleConnection,
     Stalled,
     UpstreamError,
@@ -26,7 +27,7 @@ from gateway.headers import lines_of_error
 from gateway.relay import Answer, AnswerKind
 from gateway.upstream import Upstream
 
-DRAINING = re.compile(rb"after shutdown")  # vLLM: "cannot schedule new futures after shutdown", health still 200
+DRAINING = b"cannot schedule new futures after shutdown"  # vLLM under SIGTERM, while /health still says 200
 CLOCK_SLACK_S = 0.005  # uvloop's timers may fire a little early
 
 
@@ -35,7 +36,7 @@ class Failure:
     """Why a try did not serve."""
 
     kind: str
-    """For metrics: connect, cut, stalled, deadline, busy, broken, client, over_length."""
+    """For metrics: connect, cut, stalled, deadline, files, busy, broken, client, over_length."""
     error: UpstreamError | None = None
     answer: EngineError | None = None
     lines: bytes = b""
@@ -87,6 +88,8 @@ def judge(answer: Answer, lease: Lease) -> Failure:
     if answer.error is not None:
         if isinstance(answer.error, DeadlinePassed):
             return Failure("deadline", answer.error, may_retry=False)
+        if isinstance(answer.error, NoFilesLeft):
+            return Failure("files", answer.error, may_retry=False)
         is_stalled = isinstance(answer.error, Stalled)
         lease.failed()
         if isinstance(answer.error, ConnectFailed):
@@ -105,7 +108,7 @@ def judge(answer: Answer, lease: Lease) -> Failure:
         return Failure("broken", BrokenAnswer("the engine aborted the request or cut its answer short"))
     if error.verdict is Verdict.BROKEN:
         lease.failed()
-        if DRAINING.search(error.body):
+        if lease.member.kind is Kind.VLLM and DRAINING in error.body:
             lease.drain()
     else:
         lease.served()
@@ -114,6 +117,6 @@ def judge(answer: Answer, lease: Lease) -> Failure:
     return Failure(
         error.verdict.value,
         answer=error,
-        lines=lines_of_error(answer.head.headers, answer.head.connection, error.content_type),
+        lines=lines_of_error(answer.head.headers, answer.head.connection, error.content_type, error.retry_after_s),
         may_retry=error.verdict in (Verdict.BUSY, Verdict.BROKEN),
     )

@@ -27,6 +27,7 @@ app = typer.Typer(
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
+FEW_FILES = 4096
 WRONG_INPUT = 2  # exit status: the command cannot do what it was asked
 
 
@@ -109,6 +110,8 @@ def raise_file_limit() -> None:
     """Take as many open files as the system allows: each stream needs two."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard < FEW_FILES:
+        logging.warning("the system allows %d open files; each stream needs two", hard)
 
 
 async def run(config: Config) -> None:

@@ -9,6 +9,7 @@ An answer is written in one of two ways: whole (`reply`), or as `start`, `write`
 of a body that is not known beforehand is told by chunks, to HTTP/1.0 clients by the close of the connection.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
@@ -31,7 +32,12 @@ class _Delivered(StreamResponse):
         self._keep_alive = keeps_alive
 
     async def prepare(self, request: BaseRequest) -> AbstractStreamWriter | None:
-        """Nothing is left to prepare."""
+        """Nothing is left to prepare; but the next request waits until its client has read most of this answer."""
+        connection = request.protocol
+        assert isinstance(connection, ClientConnection)
+        if connection.writing_paused:
+            await connection.drained()
+        return None
 
     async def write_eof(self, data: bytes = b"") -> None:
         """Nothing is left to write."""
@@ -40,15 +46,44 @@ class _Delivered(StreamResponse):
 class ClientConnection(RequestHandler):
     """One client's connection: tells when it can take more, and words aiohttp's own refusals as ours."""
 
-    __slots__ = ("_new_id", "is_serving", "on_full", "on_writable")
+    __slots__ = (
+        "_drained",
+        "_new_id",
+        "_waiting_bytes",
+        "_waiting_since",
+        "_write_timeout_s",
+        "is_serving",
+        "on_full",
+        "on_writable",
+    )
 
-    def __init__(self, *args: Any, new_id: Callable[[], str], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, new_id: Callable[[], str], write_timeout_s: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._new_id = new_id
+        self._write_timeout_s = write_timeout_s
+        self._waiting_bytes = 0
+        self._waiting_since = 0.0
+        self._drained: asyncio.Future[None] | None = None
         self.on_full: Callable[[], None] | None = None
         self.on_writable: Callable[[], None] | None = None
         self.is_serving = False
         """Whether a request is under way."""
+
+    async def drained(self) -> None:
+        """Wait until the client has read what piled up, or is cut off; one that leaves cancels whoever waits here."""
+        loop = asyncio.get_running_loop()
+        while self.writing_paused and not self.is_stuck(loop.time()):
+            self._drained = loop.create_future()
+            await asyncio.wait([self._drained], timeout=self._write_timeout_s)
+        if self.writing_paused and self.transport is not None:
+            self.transport.abort()
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether the client has taken nothing for too long; asked now and then, since that is how it is known."""
+        waiting_bytes = self.transport.get_write_buffer_size() if self.transport is not None else 0
+        if waiting_bytes != self._waiting_bytes:
+            self._waiting_bytes, self._waiting_since = waiting_bytes, now
+        return bool(waiting_bytes) and now - self._waiting_since >= self._write_timeout_s
 
     def eof_received(self) -> None:
         """Take a client that ends its side in the middle of a request as one that has left.
@@ -67,6 +102,8 @@ class ClientConnection(RequestHandler):
     def resume_writing(self) -> None:
         """The client has read what had piled up."""
         super().resume_writing()
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
         if self.on_writable is not None:
             self.on_writable()
 
@@ -187,6 +224,16 @@ class ClientAnswer:
             self._transport.abort()  # only the close says where the body ends: a clean one would look like the end
         return self._delivered()
 
+    def is_stuck(self, now: float) -> bool:
+        """Whether the client has taken nothing of what waits for it, for too long."""
+        return self._connection.is_stuck(now)
+
+    def cut(self) -> StreamResponse:
+        """Close at once, what waits to be read included."""
+        self._keeps_alive = False
+        self._transport.abort()
+        return self._delivered()
+
     def on_pressure(self, full: Callable[[], None] | None, writable: Callable[[], None] | None) -> None:
         """Let `full` be told when too much waits for the client to read it, `writable` when it has caught up."""
         self._connection.on_full = full
@@ -203,7 +250,9 @@ class ClientAnswer:
         self.is_started = True
         self.status = status
         first = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status
-        if length is not None:
+        if status == NO_CONTENT:
+            framing = b""  # which says all: RFC 9110 8.6 wants no length
+        elif length is not None:
             framing = b"content-length: %d\r\n" % length
         else:
             framing = b"transfer-encoding: chunked\r\n" if self._is_chunked else b""
@@ -218,6 +267,7 @@ class ClientAnswer:
         return DELIVERED if self._keeps_alive else DELIVERED_AND_CLOSE
 
 
+NO_CONTENT = 204
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 DELIVERED = _Delivered(keeps_alive=True)
 DELIVERED_AND_CLOSE = _Delivered(keeps_alive=False)

@@ -73,6 +73,9 @@ class Listen(Section):
     max_headers: Count = Field(128, description="More header lines are refused.")
     body_timeout_s: Seconds = Field(60, description="A client that sends nothing of its body for so long gets 408.")
     keepalive_s: Seconds = Field(75, description="An idle client connection is closed after this.")
+    write_timeout_s: Seconds = Field(
+        600, description="A client that takes nothing of its answer for so long is cut off."
+    )
 
     @model_validator(mode="after")
     def _listeners_differ(self) -> Self:

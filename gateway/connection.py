@@ -20,6 +20,7 @@ the engine never saw it.
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
@@ -27,6 +28,8 @@ from typing import Protocol, cast
 import httptools
 
 from gateway.splice import Buffer
+
+log = logging.getLogger(__name__)
 
 DRAIN_S = 1.0  # how long an engine may take to end a body whose [DONE] was seen, before its connection is closed
 MAX_HEAD_BYTES = 65536
@@ -46,6 +49,10 @@ class ConnectTimedOut(ConnectFailed):
     def __init__(self, after_s: float) -> None:
         super().__init__(f"no connection within {after_s:.3g} s")
         self.after_s = after_s
+
+
+class NoFilesLeft(ConnectFailed):
+    """This process may open no more files: the engine has no part in it."""
 
 
 class StaleConnection(UpstreamError):
@@ -79,6 +86,11 @@ class AnswerHead:
     keep_alive: bytes = b""
     connection: bytes = b""
     """Names further headers that are not to be passed on."""
+
+    @property
+    def ends_by_close(self) -> bool:
+        """Whether only the close of the connection says where the body ends."""
+        return self.content_length is None and not self.is_chunked
 
 
 class Receiver(Protocol):
@@ -116,6 +128,7 @@ class Connection(asyncio.Protocol):
     """One connection to an engine."""
 
     __slots__ = (
+        "_bytes_before_head",
         "_drain_timer",
         "_head",
         "_head_bytes",
@@ -142,7 +155,7 @@ class Connection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self.on_body = self._parts.append  # llhttp's pieces of a body, collected without a Python frame for each
         self._head = AnswerHead()
-        self._head_bytes = 0
+        self._head_bytes = self._bytes_before_head = 0
         self._saw_bytes = self._saw_head = self._is_complete = self._is_reused = self._keeps_alive = False
         self._drain_timer: asyncio.TimerHandle | None = None
         self.idle_until = 0.0
@@ -156,7 +169,7 @@ class Connection(asyncio.Protocol):
         self._receiver = receiver
         self._parser = httptools.HttpResponseParser(self)
         self._head = AnswerHead()
-        self._head_bytes = 0
+        self._head_bytes = self._bytes_before_head = 0
         self._saw_bytes = self._saw_head = self._is_complete = False
         self._is_reused = is_reused
         self.transport.writelines(pieces)
@@ -206,14 +219,30 @@ class Connection(asyncio.Protocol):
                 self._fail(BrokenAnswer(f"the engine's answer is not HTTP: {error}"))
                 return
             self._keeps_alive = False  # the answer is whole, and what came behind it is nobody's
+        if not self._saw_head:
+            self._bytes_before_head += len(data)
+            if self._bytes_before_head > MAX_HEAD_BYTES:
+                self._fail(BrokenAnswer(f"the engine's answer has no head within {MAX_HEAD_BYTES} bytes"))
+                return
         parts = self._parts
         if parts:
             body = parts[0] if len(parts) == 1 else b"".join(parts)
             parts.clear()
-            if self._receiver is not None:
-                self._receiver.on_body(body)
+            if self._receiver is not None and not self._is_taken(self._receiver, body):
+                return
         if self._is_complete:
             self._finish()
+
+    def _is_taken(self, receiver: Receiver, body: bytes) -> bool:
+        """Hand over a piece; a fault of ours in reading it ends this one answer, in words."""
+        try:
+            receiver.on_body(body)
+        except Exception:
+            log.exception("reading an engine's answer failed inside the gateway")
+            self._receiver = receiver
+            self._fail(BrokenAnswer("the gateway could not read the engine's answer"))
+            return False
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End an answer that only the close ends; else it is broken."""
@@ -225,7 +254,7 @@ class Connection(asyncio.Protocol):
         if receiver is None:
             return
         head = self._head
-        if self._saw_head and head.content_length is None and not head.is_chunked and exc is None:
+        if self._saw_head and head.ends_by_close and exc is None:
             receiver.on_end()
         elif self._is_reused and not self._saw_bytes:
             receiver.on_broken(StaleConnection("the engine had closed the connection"))
@@ -247,6 +276,8 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Note a header."""
+        if self._saw_head:  # a trailer behind a chunked body: it says nothing that a client needs
+            return
         self._head_bytes += len(name) + len(value) + 4
         if self._head_bytes > MAX_HEAD_BYTES:
             raise httptools.HttpParserError(f"head of more than {MAX_HEAD_BYTES} bytes")

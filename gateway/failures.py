@@ -4,13 +4,15 @@ from typing import Any
 
 import orjson
 
-from gateway.connection import Stalled, UpstreamError
-from gateway.errors import GatewayError, UpstreamFailed, UpstreamTimeout, stream_event
+from gateway.connection import NoFilesLeft, Stalled, UpstreamError
+from gateway.errors import GatewayError, Overloaded, UpstreamFailed, UpstreamTimeout, stream_event
 from gateway.routes import Shape
 
 
 def failure_of(error: UpstreamError) -> GatewayError:
     """Say to a client what went wrong with an engine."""
+    if isinstance(error, NoFilesLeft):
+        return Overloaded(str(error))
     if isinstance(error, Stalled):
         return UpstreamTimeout(f"the engine did not answer in time: {error}")
     return UpstreamFailed(f"the engine failed: {error}")
@@ -23,6 +25,15 @@ def broken_event(shape: Shape, error: UpstreamError) -> bytes:
         payload = {"type": "error", "error": {"type": "api_error", "message": refusal.message}}
         return b"event: error\ndata: " + orjson.dumps(payload) + b"\n\n"
     return stream_event(refusal)
+
+
+def is_json(body: bytes) -> bool:
+    """Whether a body is whole, where nothing but the close of its connection says so."""
+    try:
+        orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    return True
 
 
 def json_failure(body: bytes) -> dict[str, Any] | None:

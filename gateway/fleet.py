@@ -42,6 +42,8 @@ class Member:
     kind: Kind | None = None
     """None until it has been asked."""
     leases_total: int = 0
+    trouble: str = ""
+    """What keeps it from being ready, in words; empty where nothing does."""
     in_flight: set["InFlight"] = field(default_factory=set)
     """Answers that are waited for or relayed."""
     path_prefix: str = ""

@@ -9,6 +9,8 @@ the verdict on a spelling is remembered.
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from gateway.errors import MAX_RETRY_AFTER_S
+
 RawHeaders = Iterable[tuple[bytes, bytes]]
 
 HOP_BY_HOP = frozenset(
@@ -81,10 +83,17 @@ def lines_to_client(headers: RawHeaders, connection: bytes, *, is_stream: bool) 
     return _TO_CLIENT.lines(pair for pair in headers if pair[0].lower() not in _SET_FOR_STREAMS) + EVENT_STREAM_LINES
 
 
-def lines_of_error(headers: RawHeaders, connection: bytes, content_type: str) -> bytes:
-    """Give the header lines of an engine's error, whose body may have been put into another shape."""
-    kept = _without(headers, connection + b",content-type")
-    return _TO_CLIENT.lines(kept) + b"content-type: %b\r\n" % content_type.encode("latin-1", "replace")
+def lines_of_error(headers: RawHeaders, connection: bytes, content_type: str, retry_after_s: float | None) -> bytes:
+    """Give the header lines of an engine's error, whose body may have been put into another shape.
+
+    A wait that clients do not keep is told as the longest they do, and that they need not come back.
+    """
+    dropped = connection + b",content-type,location"
+    lines = b"content-type: %b\r\n" % content_type.encode("latin-1", "replace")
+    if retry_after_s is not None and retry_after_s > MAX_RETRY_AFTER_S:
+        dropped += b",retry-after,retry-after-ms,x-should-retry"
+        lines += b"retry-after: %d\r\nx-should-retry: false\r\n" % MAX_RETRY_AFTER_S
+    return _TO_CLIENT.lines(_without(headers, dropped)) + lines
 
 
 def _without(headers: RawHeaders, names: bytes) -> list[tuple[bytes, bytes]]:

@@ -22,7 +22,13 @@ class Homes:
         return len(self._homes)
 
     def learn(self, response_id: str, endpoint: Endpoint, tenant: str) -> None:
-        """Note where a response was made, and for whom."""
+        """Note where a response was made, and for whom; what belongs to somebody else already stays with him.
+
+        Some engines let their clients choose the id.
+        """
+        known = self._homes.get(response_id)
+        if known is not None and known[1] != tenant:
+            return
         self._homes[response_id] = (endpoint, tenant)
         self._homes.move_to_end(response_id)
         if len(self._homes) > self._most:

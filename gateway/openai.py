@@ -8,14 +8,13 @@ go on as they came. The edits, each only where it is needed:
     service_tier                    cut out for engines that refuse fields they do not know
 """
 
-import re
 from dataclasses import dataclass
-from email.message import Message
 from typing import Any
 
 import orjson
 
 from gateway.errors import InvalidBody, InvalidField, InvalidJson, MissingField
+from gateway.forms import read_field
 from gateway.routes import Route, Shape
 from gateway.splice import Buffer, TooManyMembers, append_member, edit
 from gateway.tokens import estimate_prompt_tokens
@@ -24,8 +23,6 @@ STEERING_FIELDS = frozenset(("priority", "data_parallel_rank", "routed_dp_rank")
 UNKNOWN_TO_SOME = frozenset(("service_tier",))
 DEFAULT_OUTPUT_TOKENS = 512  # expected of a request that sets no limit
 MAX_MODEL_CHARS = 256
-_BOUNDARY = re.compile(r'boundary="?([^";,]{1,200})"?', re.IGNORECASE)
-MAX_PART_HEAD_BYTES = 8192
 
 
 @dataclass(slots=True)
@@ -71,7 +68,7 @@ def parse(route: Route, content_type: str, body: bytes) -> Call:
         InvalidJson, InvalidBody, MissingField, InvalidField: the client's mistake, named.
     """
     if route.is_multipart:
-        return Call(_checked_model(_form_field(content_type, body, "model")))
+        return Call(_checked_model(read_field(content_type, body, "model", 4 * MAX_MODEL_CHARS + 1)))
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -96,7 +93,7 @@ def parse(route: Route, content_type: str, body: bytes) -> Call:
         output_tokens=_allowed_output(document) if route.generates else 0,
         hides_usage=hides_usage,
         previous_response_id=previous if isinstance(previous, str) else None,
-        dropped=tuple(document.keys() & STEERING_FIELDS),
+        dropped=tuple(document.keys() & (STEERING_FIELDS | route.steering_fields)),
         dropped_if_unknown=tuple(document.keys() & UNKNOWN_TO_SOME),
         stream_options=stream_options,
     )
@@ -123,41 +120,3 @@ def _allowed_output(document: dict[str, Any]) -> int:
         if type(value) is int and value > choices:
             choices = value
     return allowed * choices
-
-
-def _form_field(content_type: str, body: bytes, wanted: str) -> str | None:
-    """Read one short field of a multipart form, without copying the files beside it.
-
-    Every part is looked at: a form with two such fields would say one thing to us and another to an engine.
-    """
-    match = _BOUNDARY.search(content_type) if content_type.lower().startswith("multipart/form-data") else None
-    if match is None:
-        raise InvalidBody("the body must be multipart/form-data with a boundary")
-    delimiter = b"--" + match[1].encode()
-    found: str | None = None
-    start = body.find(delimiter)
-    while start >= 0:
-        head_start = start + len(delimiter)
-        end = body.find(b"\r\n" + delimiter, head_start)
-        head_end = body.find(b"\r\n\r\n", head_start, end)
-        if end < 0:
-            break
-        has_head = 0 <= head_end <= head_start + MAX_PART_HEAD_BYTES
-        if has_head and _part_name(bytes(body[head_start:head_end])) == wanted:
-            if found is not None:
-                raise InvalidField(f"the form has more than one field `{wanted}`", param=wanted)
-            value = body[head_end + 4 : min(end, head_end + 4 + 4 * MAX_MODEL_CHARS + 1)]
-            found = bytes(value).decode("utf-8", "replace")
-        start = end + 2
-    return found
-
-
-def _part_name(head: bytes) -> str | None:
-    for line in head.split(b"\r\n"):
-        name, _, value = line.partition(b":")
-        if name.strip().lower() == b"content-disposition":
-            disposition = Message()
-            disposition["content-disposition"] = value.strip().decode("utf-8", "replace")
-            found = disposition.get_param("name", header="content-disposition")
-            return found if isinstance(found, str) else None
-    return None

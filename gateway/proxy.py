@@ -208,6 +208,7 @@ class Proxy:
         """Send to one endpoint; relay what it answers, or say why not."""
         trace.tries += 1
         trace.choice = lease.choice
+        trace.pool = lease.member.pool.name
         if trace.dispatched_at is None:
             trace.dispatched_at = self._clock()
         self._metrics.endpoint_requests.add((lease.endpoint.name, lease.choice.reason.value))
@@ -243,12 +244,13 @@ class Proxy:
             response = await answer.relayed()
         finally:
             trace.usage = answer.usage
-            trace.events = answer.events
             trace.first_token_at = answer.first_token_at
             trace.last_byte_at = answer.last_byte_at
             if answer.response_id is not None:
                 self._stored.learn(answer.response_id, lease.endpoint, exchange.tenant)
-        if answer.error is not None:
+        if answer.is_client_stuck:
+            client.status = CLIENT_LEFT
+        elif answer.error is not None:
             lease.failed()
             kind = "stalled" if isinstance(answer.error, Stalled) else "cut"
             self._metrics.endpoint_failures.add((lease.endpoint.name, kind))

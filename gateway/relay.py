@@ -18,7 +18,6 @@ ends like a whole one.
 
 import asyncio
 import re
-import zlib
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
@@ -27,9 +26,10 @@ from aiohttp.web import StreamResponse
 
 from gateway.client import ClientAnswer
 from gateway.connection import AnswerHead, BrokenAnswer, Connection, Stalled, UpstreamError
-from gateway.failures import broken_event, json_failure
+from gateway.failures import broken_event, is_json, json_failure
 from gateway.routes import Shape
 from gateway.sse import EventReader
+from gateway.unpack import ENCODINGS, BadPacking, Unpacker
 from gateway.usage import Usage, read_usage
 
 MAX_ERROR_BYTES = 65536  # an error longer than this is not one that a client reads
@@ -63,6 +63,8 @@ class Answer:
     error: UpstreamError | None = None
     """What went wrong with the connection, before or inside the answer."""
     is_whole = False
+    is_client_stuck = False
+    """Whether the client took nothing for so long that it was cut off."""
     is_truncated = False
     """Whether an error's body was longer than what was kept of it."""
     first_token_at: float | None = None
@@ -70,7 +72,7 @@ class Answer:
     _tail_bytes = 0
     _done: asyncio.Future[None] | None = None
     _events: EventReader | None = None
-    _decoder: Any = None
+    _unpacker: Unpacker | None = None
     _response_id: str | None = None
     _client: ClientAnswer | None = None
     _response: StreamResponse | None = None
@@ -93,26 +95,29 @@ class Answer:
     def on_head(self, head: AnswerHead) -> None:
         """Learn what kind of answer it is."""
         self.head = head
-        if head.content_encoding in (b"gzip", b"x-gzip", b"deflate"):
-            # Not asked for, since accept-encoding is not passed on; some proxy before an engine does it all the same.
-            self._decoder = zlib.decompressobj(wbits=47 if b"gzip" in head.content_encoding else 15)
+        if head.content_encoding in ENCODINGS:
+            self._unpacker = Unpacker(head.content_encoding)
         elif head.content_encoding not in (b"", b"identity"):
             self.encoding = head.content_encoding
-        if head.status >= 400:
+        if not 200 <= head.status < 300:  # a redirect leads a client past the gateway, into the fleet's own network
             self.kind = AnswerKind.ERROR
         elif self.encoding:
             self.kind = AnswerKind.OTHER
         elif head.content_type.startswith(b"text/event-stream"):
             self.kind = AnswerKind.EVENTS
             self._events = EventReader(self._shape, hides_usage=self._hides_usage)
-        elif b"json" in head.content_type:
+        elif head.content_type.startswith(b"application/json") or b"+json" in head.content_type:
             self.kind = AnswerKind.JSON
 
     def on_body(self, data: bytes) -> None:
         """Hold, or relay."""
         self.last_byte_at = self._loop.time()
-        if self._decoder is not None:
-            data = self._decompress(data)
+        if self._unpacker is not None:
+            try:
+                data = self._unpacker.feed(data)
+            except BadPacking as error:
+                self._break(BrokenAnswer(f"the engine's answer does not unpack: {error}"))
+                return
             if not data:
                 return
         if self._client is None:
@@ -131,7 +136,7 @@ class Answer:
 
     def on_end(self) -> None:
         """Take the end of the engine's answer."""
-        if self._decoder is not None and not self._decoder.eof:
+        if self._unpacker is not None and not self._unpacker.is_whole:
             self.on_broken(BrokenAnswer("the engine's answer ends in the middle of its compression"))
             return
         if self._events is not None:
@@ -144,6 +149,8 @@ class Answer:
                 self._follow_events(self._events)
         self.is_whole = True
         if self._client is None:
+            if self.kind is AnswerKind.JSON and self.head.ends_by_close and not is_json(self.held):
+                self.error = BrokenAnswer("the engine closed the connection inside the answer")
             self._open()
         elif self._response is None:
             self._conclude()
@@ -215,11 +222,6 @@ class Answer:
         return read_usage(self._tail[0] if len(self._tail) == 1 else b"".join(self._tail))
 
     @property
-    def events(self) -> int:
-        """How many blocks of events were read."""
-        return self._events.events if self._events is not None else 0
-
-    @property
     def response_id(self) -> str | None:
         """The id that a stored response has."""
         if self._events is not None:
@@ -237,7 +239,7 @@ class Answer:
         self._keep_tail(held)
         length = None
         if self._events is None:
-            length = len(held) if self.is_whole else None if self._decoder else self.head.content_length
+            length = len(held) if self.is_whole else None if self._unpacker else self.head.content_length
         client.start(self.head.status, lines, length, held)
         self._note_first_token()
         if self._events is not None and self._events.is_done and self._events.ends_at_done:
@@ -273,9 +275,10 @@ class Answer:
 
     def _hold(self, data: bytes) -> None:
         if self._events is not None:
-            data = self._events.feed(data)
-            self._held.append(data)
-            if self._events.has_payload or self._events.failure:
+            passed = self._events.feed(data)
+            self._held.append(passed)
+            self._held_bytes += len(passed)
+            if self._events.has_payload or self._held_bytes > MAX_HELD_BYTES:
                 self._open()
             return
         self._held.append(data)
@@ -288,13 +291,6 @@ class Answer:
                 self._open()
         elif self.kind is AnswerKind.OTHER or self._held_bytes > MAX_HELD_BYTES:
             self._open()
-
-    def _decompress(self, data: bytes) -> bytes:
-        try:
-            return bytes(self._decoder.decompress(data))
-        except zlib.error as error:
-            self._break(BrokenAnswer(f"the engine's answer does not decompress: {error}"))
-            return b""
 
     def _follow_events(self, events: EventReader) -> None:
         """Do what the events just read call for."""
@@ -359,10 +355,18 @@ class Answer:
     def _check_idle(self) -> None:
         if self._response is not None:
             return
-        if self.quiet_s < self._idle_s:
+        if self._client is not None and self._client.is_stuck(self._loop.time()):
+            self._drop_client(self._client)
+        elif self.quiet_s < self._idle_s:
             self._idle_timer = self._loop.call_later(self._idle_s - self.quiet_s, self._check_idle)
         else:
             self._break(Stalled(f"nothing came from the engine for {self._idle_s:.3g} s"))
+
+    def _drop_client(self, client: ClientAnswer) -> None:
+        self.is_client_stuck = True
+        if self.connection is not None:
+            self.connection.abort()
+        self._end(client.cut())
 
     def _keep_tail(self, data: bytes) -> None:
         if self._events is not None:

@@ -34,6 +34,11 @@ class Route:
     """Whether the answer is generated token by token, so that output counts."""
 
     @property
+    def steering_fields(self) -> frozenset[str]:
+        """Members that no client may set here: vLLM names a stored response as `request_id` says, whoever's it was."""
+        return frozenset(("request_id",)) if self.shape is Shape.RESPONSES else frozenset()
+
+    @property
     def has_usage_chunk(self) -> bool:
         """Whether usage comes in a chunk of its own at the end of a stream, if it is asked for."""
         return self.shape is Shape.CHAT or self.shape is Shape.COMPLETION

@@ -19,6 +19,8 @@ from gateway.routes import Shape
 from gateway.usage import Usage, read_usage
 
 MAX_EVENT_BYTES = 1 << 20
+MAX_MARKED_EVENTS = 1000  # looked at in one read, for the same reason
+MAX_SOUGHT_EVENTS = 1000  # looked at for the first token; each costs some microseconds of everybody's event loop
 _TERMINAL_TYPES = frozenset({"response.completed", "response.incomplete", "response.cancelled", "message_stop"})
 _TERMINAL_MARK = {
     Shape.CHAT: b"[DONE]",
@@ -48,7 +50,7 @@ class EventReader:
         "_marks",
         "_partial",
         "_shape",
-        "events",
+        "_sought",
         "failure",
         "failure_event",
         "has_content",
@@ -66,12 +68,11 @@ class EventReader:
         if self._mark is not None:
             self._marks.append(self._mark)
         if hides_usage:
-            self._marks.append(b'"usage"')
+            self._marks += [b'"usage":{', b'"usage": {']  # not the null that some engines put on every chunk
         self._partial = bytearray()
+        self._sought = 0
         self._first_usage = b""
         self._last_usage = b""
-        self.events = 0
-        """Blocks of events that have passed: not tokens, but something to count where an engine tells no usage."""
         self.has_content = False
         """Whether content, reasoning or a tool call was seen: the first token."""
         self.has_payload = False
@@ -141,7 +142,6 @@ class EventReader:
             self._last_usage = whole
             if not self._first_usage:
                 self._first_usage = whole
-        self.events += 1
         if self.has_content:
             for mark in self._marks:
                 if mark in whole:
@@ -174,14 +174,17 @@ class EventReader:
         """Find the events to look at: all until the first token, then those with a mark."""
         position = 0
         while not self.has_content and position < len(whole):
+            self._sought += 1
+            if self._sought > MAX_SOUGHT_EVENTS:
+                self.has_content = True  # or something else that nobody streams before its first token
+                break
             end = _end_of_event(whole, position)
             yield position, end
             position = end
-        places = sorted(place for mark in self._marks for place in _places(whole, mark, position))
-        for place in places:
+        for place in sorted({place for mark in self._marks for place in _places(whole, mark, position)}):
             if place >= position:
                 end = _end_of_event(whole, place)
-                yield _last_boundary(whole, 0, place), end
+                yield max(position, _last_boundary(whole, position, place)), end
                 position = end
 
     def _judge(self, event: bytes) -> "_Verdict":
@@ -190,10 +193,10 @@ class EventReader:
         if self.ends_at_done and data.strip() == b"[DONE]":
             self.is_done = self.is_over = self.has_payload = True
             return _Verdict.LAST
+        self.has_payload = self.has_payload or bool(data)
         payload = _parsed(data)
         if payload is None:
             return _Verdict.PASSES
-        self.has_payload = True
         if self._is_failure(payload):
             self.failure = payload
             self.is_over = True
@@ -217,7 +220,7 @@ class EventReader:
 
     def _note(self, payload: dict[str, Any]) -> None:
         kind = payload.get("type")
-        if kind in _TERMINAL_TYPES:
+        if isinstance(kind, str) and kind in _TERMINAL_TYPES:
             self.is_done = self.is_over = True
         response = payload.get("response")
         if self.response_id is None and isinstance(response, dict) and isinstance(response.get("id"), str):
@@ -242,10 +245,14 @@ def _end_of_event(data: bytes, start: int) -> int:
 
 
 def _places(data: bytes, mark: bytes, start: int) -> Iterator[int]:
+    """Find a mark: the first so many times, and the last, which is where an end stands."""
     place = data.find(mark, start)
-    while place >= 0:
+    for _ in range(MAX_MARKED_EVENTS):
+        if place < 0:
+            return
         yield place
         place = data.find(mark, place + 1)
+    yield data.rfind(mark)
 
 
 def _data_of(event: bytes) -> bytes:

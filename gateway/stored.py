@@ -46,8 +46,10 @@ class StoredResponses:
             return self._fleet.member_of(endpoint)
         if not self._tenants.is_open or not SANE_ID.fullmatch(response_id):
             return None
-        for member in list(self._fleet.members()):
-            if member.endpoint.health.is_ready(self._clock()) and await self._is_held_by(member, response_id, exchange):
+        ready = [member for member in self._fleet.members() if member.endpoint.health.is_ready(self._clock())]
+        answers = await asyncio.gather(*(self._is_held_by(member, response_id, exchange) for member in ready))
+        for member, is_held in zip(ready, answers, strict=True):
+            if is_held:
                 self.learn(response_id, member.endpoint, exchange.tenant)
                 return member
         return None

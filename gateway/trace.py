@@ -29,7 +29,6 @@ class Trace:
     last_byte_at: float | None = None
     prompt_tokens: int = 0
     usage: Usage | None = None
-    events: int = 0
     status: int = 0
     code: str | None = None
     outcome: Outcome = Outcome.DISCONNECTED

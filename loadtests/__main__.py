@@ -1,5 +1,15 @@
-"""`python -m loadtests` is `kvlane-sim`."""
+"""The entry of `kvlane-sim`, and of `python -m loadtests`."""
 
-from loadtests.cli import main
+import signal
 
-main()
+
+def main() -> None:
+    """Run the command line; until it handles Ctrl-C itself, Ctrl-C simply ends it, without a traceback of imports."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from loadtests.cli import main as run  # heavy, so not before the line above
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

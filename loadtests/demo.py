@@ -54,16 +54,16 @@ async def _demo(port: int, engine_port: int, users: int, keep: bool) -> int:
     admin = f"http://127.0.0.1:{port + 1}"
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
     console.print(f"[bold]1.[/bold] {ENGINES} simulated engines (an 8B model on one H100 each): {', '.join(engines)}")
     fleet = ("loadtests", "fleet", "-n", str(ENGINES), "--port", str(engine_port))
-    async with _process(*fleet):
+    async with _process(*fleet) as engines_process:
         options = [word for url in engines for word in ("--endpoint", url)]
         console.print(f"[bold]2.[/bold] the gateway: kvlane serve {' '.join(options)} --port {port}")
         serve = ("gateway", "serve", *options, "--port", str(port), "--admin-port", str(port + 1))
         async with _process(*serve, "--log-level", "warning") as process:
-            if not await _is_ready(gateway, process, stop):
+            if not await _is_ready(gateway, (engines_process, process), stop):
                 return 0 if stop.is_set() else 1
             sessions = load_conversations()
             conversations = sessions * users
@@ -101,10 +101,12 @@ async def _process(module: str, *words: str) -> AsyncIterator[asyncio.subprocess
                 await process.wait()
 
 
-async def _is_ready(gateway: str, process: asyncio.subprocess.Process, stop: asyncio.Event) -> bool:
+async def _is_ready(gateway: str, processes: tuple[asyncio.subprocess.Process, ...], stop: asyncio.Event) -> bool:
     """Wait until the gateway has found an engine."""
     give_up_at = time.monotonic() + READY_WITHIN_S
-    while time.monotonic() < give_up_at and process.returncode is None and not stop.is_set():
+    while time.monotonic() < give_up_at and not stop.is_set():
+        if any(process.returncode is not None for process in processes):
+            break
         if await asyncio.to_thread(_status, f"{gateway}/readyz") == 200:
             return True
         await asyncio.sleep(0.05)

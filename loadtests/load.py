@@ -49,3 +49,5 @@ def drive(
     if json is not None:
         json.write_bytes(summary.json() + b"\n")
     summary.show(Console(), url)
+    if summary.requests and not summary.succeeded:
+        raise typer.Exit(1)

@@ -20,10 +20,10 @@ MAX_LINES = 400
 LEVELS = (
     # Each level may import all levels below it, and `policies`. A `+` glues what may also import each other.
     # 0: words that everybody uses
-    ("errors", "config + document", "routes", "usage", "splice", "trace", "metrics", "engines.adapter"),
+    ("errors", "config + document", "unpack", "routes", "usage", "splice", "trace", "metrics", "engines.adapter"),
     # 1: one thing each; siblings do not know each other, but for the pairs in MAY_KNOW
     (
-        "openai",
+        "openai + forms",
         "tokens",
         "sse",
         "headers",

@@ -1,6 +1,7 @@
 """The gateway as a process: memory, signals, and how it starts or says why not. Cases P1, P3, P4, P5, P6, P9."""
 
 import asyncio
+import contextlib
 import json
 import signal
 import socket
@@ -142,6 +143,38 @@ async def test_p1_a_huge_error_of_an_engine_is_capped(tmp_path: Path) -> None:
 
 
 # P3: a slow reader.
+
+
+@pytest.mark.parametrize("behind_a_stream", [False, True])
+async def test_a_client_that_asks_on_and_never_reads_costs_no_memory(tmp_path: Path, behind_a_stream: bool) -> None:
+    """Pipelined requests, as many as the gateway takes within two seconds, and not one answer read."""
+    async with (
+        Cluster(1, FAST) as cluster,
+        GatewayProcess.serving(tmp_path, cluster.urls) as gateway,
+        client_of(gateway) as session,
+    ):
+        assert await ask(session, stream=True) == 200
+        if behind_a_stream:
+            await cluster[0].inject(Fault(Kind.HANG_AFTER, after=1, times=1))
+        loop = asyncio.get_running_loop()
+        body = json.dumps(prompt("hello", stream=True)).encode()
+        first = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+        many = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" * 1000
+        host, port = gateway.url.removeprefix("http://").split(":")
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.setblocking(False)
+            await loop.sock_connect(sock, (host, int(port)))
+            if behind_a_stream:
+                await loop.sock_sendall(sock, first)
+            baseline = gateway.forget_peak()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(2):
+                    while True:
+                        await loop.sock_sendall(sock, many)
+            grown = gateway.peak_bytes - baseline
+        print(f"\nnever read: peak {grown / MB:.2f} MB over baseline")
+        assert grown < 3 * MB
 
 
 async def test_p3_a_slow_reader_of_a_long_stream_costs_no_memory(tmp_path: Path) -> None:

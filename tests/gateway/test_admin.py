@@ -32,6 +32,7 @@ async def test_every_endpoint_is_described() -> None:
             "pool": "default",
             "kind": "vllm",
             "state": "ready",
+            "trouble": "",
             "cooling_s": 0.0,
             "models": ["sim"],
             "max_context_tokens": 32_768,

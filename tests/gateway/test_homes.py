@@ -55,3 +55,12 @@ def test_a_million_responses_take_no_more_room_than_allowed() -> None:
     for at in range(100_000):
         homes.learn(f"resp_{at}", HERE, "a")
         assert len(homes) <= 1000
+
+
+def test_a_response_stays_with_the_tenant_who_made_it_first() -> None:
+    """Engines that let clients choose the id must not let one take over what is another's."""
+    homes = Homes()
+    homes.learn("resp_1", HERE, "a")
+    homes.learn("resp_1", HERE, "b")
+    assert homes.find("resp_1", "a") is HERE
+    assert homes.find("resp_1", "b") is None

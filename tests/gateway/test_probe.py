@@ -270,3 +270,48 @@ async def test_an_engines_figures_may_be_on_another_port() -> None:
             (member,) = gateway.fleet.members()
             await until(lambda: member.endpoint.report.running == 0, "read")
             assert cluster[1].facts.calls["/metrics"] >= 1
+
+
+# What is wrong with it.
+
+TROUBLES = {
+    "nobody listens": ("http://127.0.0.1:1", "GET /v1/models failed: "),
+    "a name that is none": ("http://no-such-host.invalid:8000", "GET /v1/models failed: "),
+}
+
+
+@pytest.mark.parametrize(("url", "words"), TROUBLES.values(), ids=TROUBLES)
+async def test_why_an_engine_is_not_ready_is_said_once(url: str, words: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A newcomer's first hour: without a line about it nobody finds a wrong port or certificate."""
+    config = {
+        "listen": {"port": 0, "admin_port": 0},
+        "health": {"interval_s": INTERVAL_S, "timeout_s": 2},
+        "pools": [{"endpoints": [{"name": "e0", "url": url}]}],
+    }
+    async with running(build(config, "test", {})) as gateway:
+        (member,) = gateway.fleet.members()
+        await until(lambda: member.endpoint.health.failed_probes >= 3, "asked three times")
+        assert member.trouble.startswith(words), member.trouble
+        said = [record.getMessage() for record in caplog.records if "not ready" in record.getMessage()]
+        assert said == [f"endpoint e0 is not ready: {member.trouble}"]
+
+
+async def test_an_engine_that_serves_no_models_is_not_ready_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    async with house(1, Settings(time_scale=0.0, api_key="s3cret"), waits=False) as whole:
+        (member,) = whole.gateway.fleet.members()
+        await until(lambda: member.trouble, "in trouble")
+        await rounds(whole, 2)
+        assert member.trouble == "GET /v1/models says 401"
+        assert member.endpoint.health.state is State.STARTING
+        assert sum("not ready" in record.getMessage() for record in caplog.records) == 1
+
+
+async def test_what_was_wrong_is_forgotten_once_it_is_well() -> None:
+    async with house(1, FAST) as whole:
+        (member,) = whole.gateway.fleet.members()
+        await whole.cluster[0].inject(Fault(Kind.UNHEALTHY))
+        await until(lambda: whole.states[0] is State.EJECTED, "ejected")
+        assert member.trouble == "GET /health says 503"
+        await whole.cluster.clear()
+        await whole.is_ready(0)
+        await until(lambda: not member.trouble, "well")

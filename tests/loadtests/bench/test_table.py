@@ -89,12 +89,12 @@ def test_a_target_is_met_at_its_limit_and_not_told_without_a_rival(
 
 
 def test_the_gate_compares_cpu_with_nginx_and_has_a_slack() -> None:
-    assert broken_gates(rivals(46.2, nginx=10)) == []
-    assert broken_gates(rivals(46.4, nginx=10)) == ["CPU, 1 KB: 4.64x nginx, at most 3.7x and 25%"]
+    assert broken_gates(rivals(66.2, nginx=10)) == []
+    assert broken_gates(rivals(66.4, nginx=10)) == ["CPU, 1 KB: 6.64x nginx, at most 5.3x and 25%"]
 
 
 def test_the_gate_falls_back_on_the_engine_itself_without_nginx() -> None:
-    assert broken_gates(rivals(1_000)) == ["CPU, 1 KB: 200.00x direct, at most 8x and 25%"]
+    assert broken_gates(rivals(1_000)) == ["CPU, 1 KB: 200.00x direct, at most 25x and 25%"]
 
 
 def test_percentiles_and_memory_are_never_gated() -> None:
