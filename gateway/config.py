@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from yarl import URL
 
 from gateway import document
-from policies.catalog import POLICIES
+from policies.catalog import BLIND
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$"  # names become header values and metric labels
 VISIBLE_ASCII = re.compile(r"[!-~]+")
@@ -220,14 +220,14 @@ class PoolConfig(Section):
     """Endpoints that one policy spreads requests over."""
 
     name: Annotated[str, Field(pattern=NAME)] = Field("default", description="Unique; in headers and metrics.")
-    policy: str = Field("least_requests", description="One of: " + ", ".join(POLICIES) + ".")
+    policy: str = Field("least_requests", description="One of: " + ", ".join(BLIND) + ".")
     endpoints: Annotated[tuple[EndpointConfig, ...], Field(min_length=1)] = Field(description="Its engines.")
 
     @field_validator("policy")
     @classmethod
     def _is_policy(cls, value: str) -> str:
-        if value not in POLICIES:
-            raise ValueError("must be one of " + ", ".join(POLICIES))
+        if value not in BLIND:
+            raise ValueError("must be one of " + ", ".join(BLIND))
         return value
 
 

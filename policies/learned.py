@@ -1,8 +1,8 @@
 """OutputHabits: how long answers are, by tenant and model: what is expected of the next one, and what it may come to.
 
-The mean is a moving average, of the first answers a plain one. The 90th percentile follows each answer by a step in the logarithm, up nine times as far
-as down, and so settles where one in ten is longer; no answers are kept. Bounded: the pair asked about longest ago is
-forgotten first.
+The mean is a moving average, of the first answers a plain one. The 90th percentile follows each answer by a step in the
+logarithm, up nine times as far as down, and so settles where one in ten is longer; no answers are kept. Bounded: the
+pair asked about longest ago is forgotten first.
 """
 
 from collections import OrderedDict
