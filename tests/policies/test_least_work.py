@@ -129,6 +129,13 @@ def test_a_holder_among_the_nearly_as_good_may_not_take_it_either() -> None:
     assert scene.choose(request("b", (1, 20)), 2.0).endpoint.name in ("e1", "e2")
 
 
+def test_who_holds_the_head_alone_is_no_match_for_who_holds_most() -> None:
+    scene = Scene(4)
+    for at, units in ((1, 2), (3, 250)):
+        books.finish(scene.put(scene.fleet[at], request("a", (1, units))), 1.0)
+    assert scene.choose(request("b", (1, 256)), 2.0).endpoint is scene.fleet[3]
+
+
 def test_a_busy_holder_rules_nobody_out() -> None:
     scene = Scene(4)
     for at in range(10):
