@@ -7,7 +7,8 @@ import orjson
 from aiohttp import web
 
 from gateway.errors import error_body
-from gateway.fleet import Fleet, Member
+from gateway.fleet import Fleet
+from gateway.members import Member
 from gateway.metrics import Metrics
 
 

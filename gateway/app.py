@@ -16,8 +16,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from importlib.metadata import version
+from collections.abc import AsyncIterator
 from random import Random
 from typing import BinaryIO
 
@@ -30,17 +29,20 @@ from gateway.client import ClientServer
 from gateway.config import Config, PoolConfig
 from gateway.discovery import Discovery
 from gateway.discovery.static import StaticDiscovery
-from gateway.fleet import Fleet, FleetPool, Member
+from gateway.fleet import Fleet
+from gateway.gauges import add_gauges
 from gateway.homes import Homes
-from gateway.metrics import Labels, Metrics
-from gateway.models import ModelList
+from gateway.intake import Intake
+from gateway.members import FleetPool, Member
+from gateway.metrics import Metrics
+from gateway.models import Models
 from gateway.probe import Probe
 from gateway.proxy import Proxy
+from gateway.readers import Readers
 from gateway.stored import StoredResponses
 from gateway.tenants import Tenants
 from gateway.upstream import Upstream
 from policies.catalog import POLICIES
-from policies.health import State
 from policies.index import PrefixIndex
 from policies.record import RequestRecord
 
@@ -86,12 +88,14 @@ class Gateway:
         )
         self._id_prefix, self._id_counter = secrets.token_hex(5), itertools.count()
         tenants = Tenants(config.tenants)
+        self._readers = Readers(config.models)
         self.proxy = Proxy(
             fleet=self.fleet,
             tenants=tenants,
             upstream=self.upstream,
             stored=StoredResponses(Homes(), self.fleet, tenants, self.upstream),
-            models=ModelList(self.fleet, int(time.time())),
+            models=Models(self.fleet, config.aliases(), int(time.time())),
+            intake=Intake(self.fleet, self._readers.of, config.routing.session_header),
             metrics=self.metrics,
             on_record=self._record,
             is_draining=lambda: self._is_draining,
@@ -109,7 +113,7 @@ class Gateway:
             max_field_size=config.listen.max_header_bytes,
             max_headers=config.listen.max_headers,
         )
-        self._add_gauges()
+        add_gauges(self.metrics, self.fleet, self._clock, lambda: self.proxy.active, lambda: self._lag_s)
 
     # Life.
 
@@ -138,7 +142,13 @@ class Gateway:
         for pool_config in self._config.pools:
             index = PrefixIndex()
             policy = POLICIES[pool_config.policy](self._chance, index)
-            pool = self.fleet.add_pool(pool_config.name, policy, index)
+            pool = self.fleet.add_pool(
+                pool_config.name,
+                policy,
+                index,
+                max_context_tokens=pool_config.max_context_tokens,
+                max_uncached_tokens=pool_config.max_uncached_tokens,
+            )
             await self._follow_once(pool, pool_config)
         self._tasks.append(asyncio.create_task(self._watch_lag(), name="loop lag"))
         gc.set_threshold(*GC_THRESHOLDS)
@@ -234,44 +244,6 @@ class Gateway:
             before = self._clock()
             await asyncio.sleep(LAG_EVERY_S)
             self._lag_s = max(0.0, self._clock() - before - LAG_EVERY_S)
-
-    def _add_gauges(self) -> None:
-        gauge, fleet = self.metrics.gauge, self.fleet
-
-        def by_endpoint(attribute: str) -> Iterator[tuple[Labels, float]]:
-            for member in fleet.members():
-                value = getattr(member.endpoint.report, attribute)
-                if value is not None:
-                    yield (member.endpoint.name,), value
-
-        gauge(
-            "kvlane_inflight_requests",
-            "Requests of this gateway at an endpoint.",
-            ("endpoint",),
-            lambda: [((m.endpoint.name,), m.endpoint.outstanding.requests) for m in fleet.members()],
-        )
-        gauge(
-            "kvlane_pending_prefill_tokens",
-            "Prompt tokens at an endpoint that have not shown a first token.",
-            ("endpoint",),
-            lambda: [((m.endpoint.name,), m.endpoint.outstanding.prefill_tokens) for m in fleet.members()],
-        )
-        gauge(
-            "kvlane_endpoint_state",
-            "1 for the state that an endpoint is in.",
-            ("endpoint", "pool", "state"),
-            lambda: [
-                ((m.endpoint.name, m.pool.name, state.value), float(m.endpoint.health.state is state))
-                for m in fleet.members()
-                for state in State
-            ],
-        )
-        gauge("kvlane_engine_running_requests", "As the engine says.", ("endpoint",), lambda: by_endpoint("running"))
-        gauge("kvlane_engine_waiting_requests", "As the engine says.", ("endpoint",), lambda: by_endpoint("waiting"))
-        gauge("kvlane_engine_kv_usage_ratio", "As the engine says.", ("endpoint",), lambda: by_endpoint("kv_usage"))
-        gauge("kvlane_active_requests", "Requests being served.", (), lambda: [((), self.proxy.active)])
-        gauge("kvlane_loop_lag_seconds", "How late the event loop last was.", (), lambda: [((), self._lag_s)])
-        gauge("kvlane_build_info", "1, with the version.", ("version",), lambda: [((version("kvlane"),), 1)])
 
 
 def reason(error: OSError) -> str:

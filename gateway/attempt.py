@@ -22,8 +22,8 @@ from gateway.connection import (
 )
 from gateway.engines.answers import EngineError, Verdict, read_error, read_stream_error
 from gateway.exchange import Exchange
-from gateway.fleet import Lease
 from gateway.headers import lines_of_error
+from gateway.lease import Lease
 from gateway.relay import Answer, AnswerKind
 from gateway.upstream import Upstream
 

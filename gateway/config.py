@@ -10,29 +10,37 @@ import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from yarl import URL
 
 from gateway import document
-from policies.catalog import BLIND
+from gateway.sections import (
+    AccessLog,
+    Connections,
+    Count,
+    Health,
+    Listen,
+    Retries,
+    Routing,
+    Section,
+    Shutdown,
+    Timeouts,
+)
+from policies.catalog import POLICIES
+from policies.work import PROFILES
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$"  # names become header values and metric labels
 VISIBLE_ASCII = re.compile(r"[!-~]+")
-MEBIBYTE = 1 << 20
+DEFAULT_PROFILE_NAME = "bench-8b"
 
 
-def _no_bool(value: object) -> object:
-    """Refuse `yes` and `true` where a number is meant: Python would take them for 1."""
-    if isinstance(value, bool):
-        raise ValueError("must be a number")
+def _one_of(known: Iterable[str], value: str) -> str:
+    """Refuse a name that is none."""
+    if value not in known:
+        raise ValueError("must be one of " + ", ".join(known))
     return value
-
-
-Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_no_bool)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_no_bool)]
-Count = Annotated[int, Field(ge=1), BeforeValidator(_no_bool)]
 
 
 class Kind(Enum):
@@ -55,96 +63,6 @@ class ConfigError(Exception):
         super().__init__(f"{source}: " + "; ".join(self.problems))
 
 
-class Section(BaseModel):
-    """A part of the configuration: frozen, and strict about unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Listen(Section):
-    """Where the gateway listens, and how much it takes from one client."""
-
-    host: str = Field("127.0.0.1", description="Address of the API.")
-    port: Port = Field(8080, description="Port of the API: /v1/*, /healthz, /readyz. 0 takes any free one.")
-    admin_host: str = Field("127.0.0.1", description="Address of the admin listener; keep it off public networks.")
-    admin_port: Port = Field(8081, description="Port of the admin listener: /metrics, /admin/*.")
-    max_body_bytes: Count = Field(64 * MEBIBYTE, description="A larger request body is refused with 413.")
-    max_header_bytes: Count = Field(16384, description="A longer request line or header is refused.")
-    max_headers: Count = Field(128, description="More header lines are refused.")
-    body_timeout_s: Seconds = Field(60, description="A client that sends nothing of its body for so long gets 408.")
-    keepalive_s: Seconds = Field(75, description="An idle client connection is closed after this.")
-    write_timeout_s: Seconds = Field(
-        600, description="A client that takes nothing of its answer for so long is cut off."
-    )
-
-    @model_validator(mode="after")
-    def _listeners_differ(self) -> Self:
-        if self.port and (self.host, self.port) == (self.admin_host, self.admin_port):
-            raise ValueError("port and admin_port must differ")
-        return self
-
-
-class Timeouts(Section):
-    """How long the gateway waits for engines. There is no total timeout: a slow stream may last for hours."""
-
-    connect_s: Seconds = Field(2, description="To open a connection to an engine.")
-    first_byte_s: Seconds = Field(300, description="From sending a request to the first byte of the answer's body.")
-    idle_s: Seconds = Field(120, description="Between bytes of an answer that has begun.")
-    deadline_s: Seconds = Field(
-        600,
-        description="From a request's arrival to the first byte, over all tries; "
-        "a client's own x-stainless-read-timeout shortens it.",
-    )
-
-
-class Retries(Section):
-    """Second chances on other endpoints, before the first byte."""
-
-    max_tries: Count = Field(3, description="Endpoints tried for one request, the first included.")
-    budget: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.2, description="Retries as a share of requests, at most: an outage must not double the load."
-    )
-    window_s: Seconds = Field(10, description="Over how long that share is counted.")
-    floor: Annotated[int, Field(ge=0)] = Field(
-        10, description="Retries that are always allowed within the window, for when there is little traffic."
-    )
-
-
-class Health(Section):
-    """How endpoints are watched."""
-
-    interval_s: Seconds = Field(1, description="Between health checks of an endpoint.")
-    timeout_s: Seconds = Field(3, description="A slower answer counts as none; SGLang's takes a second by design.")
-    state_interval_s: Seconds = Field(1, description="Between readings of an engine's load and cache figures.")
-
-
-class Connections(Section):
-    """Connections to engines."""
-
-    idle_s: Seconds = Field(
-        3, description="An idle one is closed after this; engines close theirs after 5 s, so stay below."
-    )
-    max_idle: Count = Field(1024, description="Idle ones kept per endpoint.")
-
-
-class Shutdown(Section):
-    """What SIGTERM starts."""
-
-    grace_s: Annotated[float, Field(ge=0)] = Field(
-        5,
-        description="/readyz says 503 at once, but new requests are served for so long: balancers need to notice.",
-    )
-    drain_s: Annotated[float, Field(ge=0)] = Field(
-        600, description="Running requests may take so long to end; then they are cut off."
-    )
-
-
-class AccessLog(Section):
-    """One JSON line a request."""
-
-    path: str | None = Field(None, description="File to append to, `-` for standard output; none by default.")
-
-
 class EndpointConfig(Section):
     """One engine."""
 
@@ -161,14 +79,20 @@ class EndpointConfig(Section):
     metrics_url: str | None = Field(
         None, description="Where its metrics page is, if not on `url` (Triton: http://host:8002/metrics)."
     )
+    profile: str = Field(
+        DEFAULT_PROFILE_NAME,
+        description="What its work is first thought to cost, until it is learned: " + ", ".join(PROFILES) + ".",
+    )
 
     @field_validator("kind")
     @classmethod
     def _is_kind(cls, value: str) -> str:
-        known = ["auto", *(kind.value for kind in Kind)]
-        if value not in known:
-            raise ValueError("must be one of " + ", ".join(known))
-        return value
+        return _one_of(("auto", *(kind.value for kind in Kind)), value)
+
+    @field_validator("profile")
+    @classmethod
+    def _is_profile(cls, value: str) -> str:
+        return _one_of(PROFILES, value)
 
     @field_validator("url", "metrics_url")
     @classmethod
@@ -220,15 +144,35 @@ class PoolConfig(Section):
     """Endpoints that one policy spreads requests over."""
 
     name: Annotated[str, Field(pattern=NAME)] = Field("default", description="Unique; in headers and metrics.")
-    policy: str = Field("least_requests", description="One of: " + ", ".join(BLIND) + ".")
+    policy: str = Field("least_work", description="One of: " + ", ".join(POLICIES) + ".")
+    max_context_tokens: Count | None = Field(
+        None, description="Prompt plus output it takes; none: what its largest engine takes."
+    )
+    max_uncached_tokens: Count | None = Field(
+        None, description="Prompts with more that is not cached go to a pool with a larger limit, where there is one."
+    )
     endpoints: Annotated[tuple[EndpointConfig, ...], Field(min_length=1)] = Field(description="Its engines.")
 
     @field_validator("policy")
     @classmethod
     def _is_policy(cls, value: str) -> str:
-        if value not in BLIND:
-            raise ValueError("must be one of " + ", ".join(BLIND))
-        return value
+        return _one_of(POLICIES, value)
+
+
+class ModelConfig(Section):
+    """What is known of a model beside what its engines say. Models need no entry to be served."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)] = Field(description="As the engines call it.")
+    aliases: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(
+        (), description="Other names by which clients may ask for it; engines see its own."
+    )
+    tokenizer: str | None = Field(
+        None,
+        description="A tokenizer.json, a directory with one, a hub id (org/name), or `engine` to ask the engine's own "
+        "/tokenize; none: tokens are estimated from bytes.",
+    )
+    chat_template: str | None = Field(None, description="A Jinja file; none: the one that comes with the tokenizer.")
+    image_tokens: Count = Field(1024, description="What an image counts for, where the tokenizer cannot say.")
 
 
 class TenantConfig(Section):
@@ -260,7 +204,9 @@ class Config(Section):
     connections: Connections = Connections()
     shutdown: Shutdown = Shutdown()
     access_log: AccessLog = AccessLog()
+    routing: Routing = Routing()
     pools: Annotated[tuple[PoolConfig, ...], Field(min_length=1)]
+    models: tuple[ModelConfig, ...] = ()
     tenants: tuple[TenantConfig, ...] = ()
 
     @model_validator(mode="before")
@@ -271,6 +217,10 @@ class Config(Section):
             return value
         return {key: {} if item is None and key in SECTIONS else item for key, item in value.items()}
 
+    def aliases(self) -> dict[str, str]:
+        """Give the names that clients may use beside the models' own, each with that."""
+        return {alias: model.name for model in self.models for alias in model.aliases}
+
     def repetitions(self) -> dict[str, str]:
         """Give what stands twice and must not, by path."""
         pools = [(f"pools[{at}]", pool) for at, pool in enumerate(self.pools)]
@@ -278,10 +228,19 @@ class Config(Section):
             (f"{path}.endpoints[{n}]", entry) for path, pool in pools for n, entry in enumerate(pool.endpoints)
         ]
         tenants = [(f"tenants[{at}]", tenant) for at, tenant in enumerate(self.tenants)]
+        models = [(f"models[{at}]", model) for at, model in enumerate(self.models)]
         return {
             **_repeated((f"{path}.name", pool.name) for path, pool in pools),
             **_repeated((f"{path}.{'name' if entry.name else 'url'}", entry.label) for path, entry in endpoints),
             **_repeated((f"{path}.name", tenant.name) for path, tenant in tenants),
+            **_repeated(
+                entry
+                for path, model in models
+                for entry in (
+                    (f"{path}.name", model.name),
+                    *((f"{path}.aliases[{n}]", alias) for n, alias in enumerate(model.aliases)),
+                )
+            ),
             **_repeated(
                 (f"{path}.key_sha256[{n}]", f"{digest[:8]}…")
                 for path, tenant in tenants
@@ -290,7 +249,7 @@ class Config(Section):
         }
 
 
-SECTIONS = frozenset(Config.model_fields) - {"pools", "tenants"}
+SECTIONS = frozenset(Config.model_fields) - {"pools", "tenants", "models"}
 
 
 def _repeated(names: Iterable[tuple[str, str]]) -> dict[str, str]:

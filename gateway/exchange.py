@@ -10,7 +10,7 @@ from aiohttp.web_request import BaseRequest
 
 from gateway.engines.catalog import ADAPTERS
 from gateway.errors import BodyTimeout, BrokenBody, RequestTooLarge
-from gateway.fleet import Member
+from gateway.members import Member
 from gateway.openai import Call
 from gateway.routes import Route
 from gateway.splice import Buffer
@@ -31,6 +31,7 @@ class Exchange:
     call: Call
     tenant: Tenant
     inference: InferenceRequest
+    """Of sizes unknown, until the prompt has been read."""
 
     def pieces_for(self, member: Member) -> list[Buffer]:
         """Give the bytes of the request as one engine gets it."""

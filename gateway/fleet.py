@@ -1,135 +1,63 @@
 """The endpoints, and the one step in which a request is given to one of them.
 
-`lease` chooses and charges without an await in between: two requests never see the same books. A Lease is a context
-manager; leaving it, in whatever way, gives back exactly what was charged, exactly once. It belongs to the Endpoint it
-was taken on: when an engine restarts, its Endpoint is replaced by a new one with clean books, and old leases end on the
-old one.
+`lease` chooses and charges without an await in between: two requests never see the same books. What is known of a model
+over all its engines (which pools serve it, what its prefixes are rooted in, how long a unit is) is reckoned once and
+again after any of them has changed.
 
 Fleet writes the books and tells health what requests met; `gateway/probe.py` writes what polls found. Nobody else does.
 """
 
 from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Protocol, Self
+from dataclasses import dataclass
 
-from gateway.config import EndpointConfig, Kind
-from gateway.errors import GatewayError, ModelNotFound, Overloaded
-from policies import books
-from policies.endpoint import Endpoint, Pool
+from gateway.config import EndpointConfig
+from gateway.errors import ContextLengthExceeded, GatewayError, ModelNotFound, Overloaded
+from gateway.lease import Lease
+from gateway.members import FleetPool, Member
+from policies.endpoint import Endpoint, EngineReport, Pool
 from policies.index import PrefixIndex
 from policies.policy import Choice, Policy, Reason
-from policies.pools import candidates, earliest_s, is_served_by
-from policies.request import InferenceRequest
+from policies.pools import (
+    Serving,
+    Standing,
+    TooLong,
+    candidates,
+    earliest_s,
+    is_busy,
+    lent,
+    serving,
+    standing_of,
+)
+from policies.prefix import root_of
+from policies.request import BlockHash, InferenceRequest, unit_for
+from policies.work import PROFILES, WorkModel
 
 UNKNOWN_WAIT_S = 1.0  # about one health interval: when something may be up again
 
 
-class InFlight(Protocol):
-    """An answer that an engine is working on."""
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What is known of a model over all its engines."""
 
-    def give_up_if_silent(self, for_s: float) -> None:
-        """Wait no longer, where nothing has come from the engine for so long."""
+    name: str
+    base: str
+    """The first, by the alphabet, of the names under which its engines serve the same weights: one cache for all."""
+    adapter: str
+    """Its own name where it is an adapter; empty else."""
+    unit_tokens: int
+    root: BlockHash
+    """Of its prefixes, where the client sets no cache salt."""
+    row: tuple[Serving, ...]
+    """The pools that serve it."""
 
-
-@dataclass(eq=False, slots=True)
-class Member:
-    """An engine of the fleet: its configuration, what it turned out to be, and its present Endpoint."""
-
-    config: EndpointConfig
-    pool: "FleetPool"
-    endpoint: Endpoint
-    kind: Kind | None = None
-    """None until it has been asked."""
-    leases_total: int = 0
-    trouble: str = ""
-    """What keeps it from being ready, in words; empty where nothing does."""
-    in_flight: set["InFlight"] = field(default_factory=set)
-    """Answers that are waited for or relayed."""
-    path_prefix: str = ""
-    """Of the endpoint's URL, before every path."""
-    header_lines: str = ""
-    """What every request to this engine carries: host, and its key if it has one."""
-
-    def __post_init__(self) -> None:
-        host, _, prefix = self.config.url.partition("://")[2].partition("/")
-        self.path_prefix = f"/{prefix}" if prefix else ""
-        self.header_lines = f"host: {host}\r\n"
-        if self.config.api_key:
-            self.header_lines += f"authorization: Bearer {self.config.api_key}\r\n"
-
-
-@dataclass(eq=False, slots=True)
-class FleetPool:
-    """A pool, the policy that spreads requests over it, and what its endpoints probably hold."""
-
-    pool: Pool
-    policy: Policy
-    index: PrefixIndex
-    members: list[Member] = field(default_factory=list)
+    def root_with(self, salt: object) -> BlockHash:
+        """Give what its prefixes are rooted in: engines keep what has different salts apart."""
+        return root_of(self.base, self.adapter, salt) if salt and isinstance(salt, str) else self.root
 
     @property
-    def name(self) -> str:
-        """The pool's name in headers and metrics."""
-        return self.pool.name
-
-
-class Lease:
-    """One request's charge on one endpoint."""
-
-    __slots__ = ("_charge", "_clock", "_is_open", "choice", "member", "output_tokens")
-
-    def __init__(self, member: Member, choice: Choice, request: InferenceRequest, clock: Callable[[], float]) -> None:
-        now = clock()
-        index = member.pool.index
-        self.member = member
-        self.output_tokens: int | None = None
-        """What the engine says it produced, once it has."""
-        if choice.cached_tokens is None and request.prefix:
-            held = index.matched_on(choice.endpoint, request.prefix) * request.unit_tokens
-            choice = choice._replace(cached_tokens=held)
-        self.choice = choice
-        self._clock = clock
-        self._is_open = True
-        self._charge = books.dispatch(choice.endpoint, request, now, choice.cached_tokens or 0)
-        index.learn(choice.endpoint, request.prefix, now)
-        member.leases_total += 1
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """The incarnation that was charged."""
-        return self.choice.endpoint
-
-    def first_token(self) -> None:
-        """Note that the prefill is done."""
-        if self._is_open and not self._charge.is_decoding:
-            books.first_token(self._charge, self._clock())
-
-    def served(self) -> None:
-        """Note that the engine answered: it lives, whatever it said."""
-        self.endpoint.health.served()
-
-    def failed(self) -> None:
-        """Note that the engine could not be reached or broke off."""
-        self.endpoint.health.failed()
-
-    def not_now(self, retry_after_s: float) -> None:
-        """Note that the engine asked to be left alone."""
-        self.endpoint.health.not_now(self._clock(), retry_after_s)
-
-    def drain(self) -> None:
-        """Note that the engine is shutting down."""
-        self.endpoint.health.drain()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._is_open
-        self._is_open = False
-        books.finish(self._charge, self._clock(), self.output_tokens)
+    def most_tokens(self) -> float:
+        """Prompt plus output that its largest pool takes."""
+        return self.row[-1].limit_tokens
 
 
 class Fleet:
@@ -138,25 +66,42 @@ class Fleet:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.pools: list[FleetPool] = []
+        self._pool_of: dict[Pool, FleetPool] = {}
         self._members: dict[Endpoint, Member] = {}
+        self._facts: dict[str, ModelFacts] = {}
 
     # Who is there.
 
-    def add_pool(self, name: str, policy: Policy, index: PrefixIndex | None = None) -> FleetPool:
+    def add_pool(
+        self,
+        name: str,
+        policy: Policy,
+        index: PrefixIndex | None = None,
+        *,
+        max_context_tokens: int | None = None,
+        max_uncached_tokens: int | None = None,
+    ) -> FleetPool:
         """Open a pool; its policy may ask `index`, which is told where requests went."""
-        pool = FleetPool(Pool(name), policy, PrefixIndex() if index is None else index)
-        self.pools.append(pool)
-        return pool
+        pool = Pool(name, max_context_tokens=max_context_tokens, max_uncached_tokens=max_uncached_tokens)
+        opened = FleetPool(pool, policy, PrefixIndex() if index is None else index)
+        self.pools.append(opened)
+        self._pool_of[pool] = opened
+        return opened
 
     def add(self, pool: FleetPool, config: EndpointConfig) -> Member:
         """Let an engine join; it gets requests once a health check has found it well."""
         endpoint = Endpoint(
-            config.label, config.url, frozenset(config.models), max_context_tokens=config.max_context_tokens
+            config.label,
+            config.url,
+            frozenset(config.models),
+            max_context_tokens=config.max_context_tokens,
+            work=WorkModel(PROFILES[config.profile]),
         )
         member = Member(config, pool, endpoint, config.known_kind)
         pool.members.append(member)
         pool.pool.endpoints.append(endpoint)
         self._members[endpoint] = member
+        self.changed()
         return member
 
     def remove(self, member: Member) -> None:
@@ -166,17 +111,49 @@ class Fleet:
         member.pool.pool.endpoints.remove(member.endpoint)
         member.pool.index.forget(member.endpoint)
         del self._members[member.endpoint]
+        self.changed()
 
     def renew(self, member: Member) -> None:
         """Put a new Endpoint in the place of one whose engine has restarted: clean books, nothing known, starting."""
         old = member.endpoint
-        new = Endpoint(old.name, old.url, old.models, old.max_context_tokens)
+        new = Endpoint(
+            old.name,
+            old.url,
+            old.models,
+            old.max_context_tokens,
+            unit_tokens=old.unit_tokens,
+            cuts_output=old.cuts_output,
+            work=old.work,  # the same hardware
+        )
         endpoints = member.pool.pool.endpoints
         endpoints[endpoints.index(old)] = new
         member.pool.index.forget(old)
         del self._members[old]
         self._members[new] = member
         member.endpoint = new
+
+    def hear(self, member: Member, report: EngineReport) -> None:
+        """Take what an engine says of itself; what it leaves out of its size is as it was."""
+        old = member.endpoint.report
+        if report.kv_capacity_tokens is None:
+            report.kv_capacity_tokens = old.kv_capacity_tokens
+        if report.block_tokens is None:
+            report.block_tokens = old.block_tokens
+        member.endpoint.report = report
+        member.endpoint.reckon()
+        member.forecast.note_counters(report.prefix_hit_tokens, report.prefix_query_tokens, report.at)
+        if report.block_tokens != old.block_tokens:
+            self.changed()
+
+    def changed(self) -> None:
+        """Forget what was reckoned of models: an engine came, went, or serves otherwise than before."""
+        self._facts.clear()
+        for member in self.members():
+            endpoint = member.endpoint
+            unit = max((self.facts(model).unit_tokens for model in endpoint.models), default=endpoint.unit_tokens)
+            if unit != endpoint.unit_tokens:
+                endpoint.unit_tokens = unit
+                member.pool.index.forget(endpoint)  # it was told in other units
 
     def members(self) -> Iterator[Member]:
         """Walk over all engines."""
@@ -206,34 +183,66 @@ class Fleet:
 
     # Who gets it.
 
-    def pool_for(self, model: str) -> FleetPool:
-        """Find the pool that serves a model.
+    def facts(self, model: str) -> ModelFacts:
+        """Say what is known of a model.
 
         Raises:
             ModelNotFound: no engine serves it, and all have told what they serve.
             Overloaded: it is not known yet: an engine has never answered.
         """
-        for pool in self.pools:
-            if is_served_by(pool.pool, model):
-                return pool
-        if any(not member.endpoint.models for member in self.members()):
-            raise Overloaded(
-                f"no engine that is up serves the model {model!r}, and some have not answered yet",
-                retry_after_s=UNKNOWN_WAIT_S,
-            )
-        raise ModelNotFound(f"the model {model!r} does not exist here", param="model")
+        facts = self._facts.get(model)
+        if facts is None:
+            facts = self._facts[model] = self._reckoned(model)
+        return facts
 
-    def lease(self, request: InferenceRequest, pool: FleetPool, tried: Container[Endpoint] = ()) -> Lease:
+    def standing(self, request: InferenceRequest, least_prompt_tokens: int, param: str | None = None) -> Standing:
+        """Find the pools that a request belongs to.
+
+        Args:
+            least_prompt_tokens: What its prompt has for certain.
+            param: The member of the body that holds the prompt.
+
+        Raises:
+            ContextLengthExceeded: it fits into none.
+        """
+        found = standing_of(
+            self.facts(request.model).row, request, lambda pool: self._cached_in(pool, request), least_prompt_tokens
+        )
+        if isinstance(found, TooLong):
+            about = "" if least_prompt_tokens == request.prompt_tokens else "at least "
+            raise ContextLengthExceeded(
+                f"this model's maximum context length is {found.most_tokens} tokens (pool {found.pool.name}); this "
+                f"request needs {about}{found.needed_tokens}: {about}{least_prompt_tokens} of prompt and "
+                f"{found.needed_tokens - least_prompt_tokens} of output",
+                param=param,
+            )
+        return found
+
+    def lease(self, request: InferenceRequest, standing: Standing, tried: Container[Endpoint] = ()) -> Lease:
         """Choose an endpoint and charge it.
 
         Raises:
             Overloaded: no endpoint may take the request now.
         """
         now = self._clock()
-        endpoints = candidates(pool.pool, request.model, tried, now)
+        pool = standing.own
+        endpoints = candidates(pool, request, tried, now)
+        if standing.longer and is_busy(endpoints):
+            for longer in standing.longer:
+                idle = lent(longer, request, tried, now)
+                if idle:
+                    choice = self._pool_of[longer].policy.choose(request, idle, now)
+                    if endpoints:
+                        choice = choice._replace(reason=Reason.LENT)
+                    return Lease(self._members[choice.endpoint], choice, request, self._clock)
         if not endpoints:
-            raise self._nobody(pool, request.model, now)
-        choice = pool.policy.choose(request, endpoints, now)
+            for pool in (*standing.longer, *reversed(standing.shorter)):
+                endpoints = candidates(pool, request, tried, now)
+                if endpoints:
+                    break
+            else:
+                raise self._nobody(standing, request.model, now)
+        choice = self._pool_of[pool].policy.choose(request, endpoints, now)
         return Lease(self._members[choice.endpoint], choice, request, self._clock)
 
     def lease_on(self, member: Member, request: InferenceRequest) -> Lease:
@@ -251,15 +260,46 @@ class Fleet:
             )
         return Lease(member, Choice(member.endpoint, Reason.HOLDS), request, self._clock)
 
-    def _nobody(self, pool: FleetPool, model: str, now: float) -> GatewayError:
+    # Inside.
+
+    def _reckoned(self, model: str) -> ModelFacts:
+        """Bring together what the engines of a model say."""
+        members = [member for member in self.members() if model in member.endpoint.models]
+        if not members:
+            if any(not member.endpoint.models for member in self.members()):
+                raise Overloaded(
+                    f"no engine that is up serves the model {model!r}, and some have not answered yet",
+                    retry_after_s=UNKNOWN_WAIT_S,
+                )
+            raise ModelNotFound(f"the model {model!r} does not exist here", param="model")
+        named = [member.names_of(model) for member in members]
+        adapter = model if any(is_adapter for _, is_adapter in named) else ""
+        base = min(name for names, _ in named for name in names)
+        blocks = {member.endpoint.report.block_tokens for member in members}
+        return ModelFacts(
+            model,
+            base,
+            adapter,
+            unit_for(block for block in blocks if block),
+            root_of(base, adapter),
+            tuple(serving((pool.pool for pool in self.pools), model)),
+        )
+
+    def _cached_in(self, pool: Pool, request: InferenceRequest) -> int:
+        """Count the prompt tokens that the endpoint with the longest match holds."""
+        matched = self._pool_of[pool].index.matched(request.prefix)
+        return next(reversed(matched.values()), 0) * request.unit_tokens
+
+    def _nobody(self, standing: Standing, model: str, now: float) -> GatewayError:
+        pools = (standing.own, *standing.longer, *standing.shorter)
         states: dict[str, int] = {}
-        for endpoint in pool.pool.endpoints:
+        for endpoint in (endpoint for pool in pools for endpoint in pool.endpoints):
             if model in endpoint.models:
                 state = "busy" if endpoint.health.is_cooling(now) else endpoint.health.state.value
                 states[state] = states.get(state, 0) + 1
         told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        wait_s = earliest_s(pool.pool, model, now)
+        waits = [wait_s for pool in pools if (wait_s := earliest_s(pool, model, now)) is not None]
         return Overloaded(
-            f"no endpoint of pool {pool.name} can take the model {model!r} now: {told}",
-            retry_after_s=UNKNOWN_WAIT_S if wait_s is None else wait_s,
+            f"no endpoint of pool {standing.own.name} can take the model {model!r} now: {told}",
+            retry_after_s=min(waits, default=UNKNOWN_WAIT_S),
         )

@@ -6,6 +6,7 @@ that is forgiven here: a form that could be read in two ways is refused. Files b
 """
 
 import re
+from typing import NamedTuple
 
 from gateway.errors import InvalidBody, InvalidField
 
@@ -21,8 +22,16 @@ _DISPOSITION = re.compile(rb"form-data((?:\s*;\s*(?:name|filename\*?)=" + _VALUE
 _PARAMETER = re.compile(rb";\s*([A-Za-z*]+)=(" + _VALUE + rb")")
 
 
-def read_field(content_type: str, body: bytes, wanted: str, most_bytes: int) -> str | None:
-    """Give the value of a field, None where there is none; one that is longer than `most_bytes` is cut.
+class FormField(NamedTuple):
+    """The value of a field, and where in the body it stands."""
+
+    value: str
+    start: int
+    end: int
+
+
+def read_field(content_type: str, body: bytes, wanted: str, most_bytes: int) -> FormField | None:
+    """Find a field, None where there is none; a value that is longer than `most_bytes` is cut.
 
     Raises:
         InvalidBody: the form could be read in more than one way.
@@ -34,7 +43,7 @@ def read_field(content_type: str, body: bytes, wanted: str, most_bytes: int) -> 
     delimiter = b"--" + (match["quoted"] or match["bare"]).encode()
     if not body.startswith(delimiter):
         raise InvalidBody("the form must begin with its boundary")
-    found: str | None = None
+    found: FormField | None = None
     position = len(delimiter)
     while body[position : position + 2] != b"--":
         end = body.find(b"\r\n" + delimiter, position)
@@ -44,7 +53,8 @@ def read_field(content_type: str, body: bytes, wanted: str, most_bytes: int) -> 
         if _name_of(body[position + 2 : head_end]) == wanted.encode():
             if found is not None:
                 raise InvalidField(f"the form has more than one field `{wanted}`", param=wanted)
-            found = body[head_end + 4 : min(end, head_end + 4 + most_bytes)].decode("utf-8", "replace")
+            start = head_end + 4
+            found = FormField(body[start : min(end, start + most_bytes)].decode("utf-8", "replace"), start, end)
         position = end + 2 + len(delimiter)
     if body[position + 2 :].strip():
         raise InvalidBody("the form goes on behind its end")

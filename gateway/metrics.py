@@ -167,7 +167,9 @@ class Metrics:
             "kvlane_output_tokens_total", "Output tokens, where engines tell.", ("model", "tenant")
         )
         self.cached_tokens = self._counter(
-            "kvlane_cached_tokens_total", "Prompt tokens found in a KV cache.", ("source", "model", "tenant")
+            "kvlane_cached_tokens_total",
+            "Prompt tokens found in a KV cache: reported by engines, and predicted here.",
+            ("source", "model", "tenant"),
         )
         self.log_drops = self._counter("kvlane_access_log_drops_total", "Access log lines dropped.", ())
 
@@ -227,6 +229,7 @@ class _Requester:
         "_metrics",
         "_model",
         "_output",
+        "_predicted",
         "_prompt",
         "_requests",
         "_tenant",
@@ -242,6 +245,7 @@ class _Requester:
         self._prompt = metrics.prompt_tokens.cell((model, tenant))
         self._output = metrics.output_tokens.cell((model, tenant))
         self._cached: Cell | None = None
+        self._predicted: Cell | None = None
         self._ttft = metrics.ttft.distribution((model,))
         self._tpot = metrics.tpot.distribution((model,))
         self._e2e = metrics.e2e.distribution((model,))
@@ -269,6 +273,10 @@ class _Requester:
             self._prompt[0] += record.prompt_tokens
             if record.output_tokens is not None:
                 self._output[0] += record.output_tokens
+            if record.predicted_cached_tokens is not None:
+                if self._predicted is None:
+                    self._predicted = self._metrics.cached_tokens.cell(("predicted", self._model, self._tenant))
+                self._predicted[0] += record.predicted_cached_tokens
             if record.cached_tokens is not None:
                 if self._cached is None:  # a series of zeros would say that nothing is cached where nothing is told
                     self._cached = self._metrics.cached_tokens.cell(("reported", self._model, self._tenant))

@@ -1,4 +1,6 @@
-"""GET /v1/models: what the fleet serves, told without asking any engine."""
+"""Models by the names that clients use: GET /v1/models, told without asking any engine, and aliases."""
+
+from collections.abc import Mapping
 
 import orjson
 
@@ -8,12 +10,22 @@ from gateway.routes import model_id_of
 from gateway.tenants import Tenant
 
 
-class ModelList:
-    """Lists models in OpenAI's shape, with vLLM's `max_model_len` beside it where an engine tells."""
+class Models:
+    """Knows aliases; lists models in OpenAI's shape, with vLLM's `max_model_len` beside it where an engine tells.
 
-    def __init__(self, fleet: Fleet, created: int) -> None:
+    Args:
+        aliases: Names that clients may use, each with the model's own.
+        created: Unix seconds that the list shows.
+    """
+
+    def __init__(self, fleet: Fleet, aliases: Mapping[str, str], created: int) -> None:
         self._fleet = fleet
+        self._aliases = dict(aliases)
         self._created = created
+
+    def served_as(self, name: str) -> str:
+        """Give the name by which engines know a model."""
+        return self._aliases.get(name, name)
 
     def answer(self, path: str, tenant: Tenant) -> bytes:
         """Give the body for `/v1/models` or `/v1/models/{id}`, of what this tenant may use.
@@ -21,7 +33,14 @@ class ModelList:
         Raises:
             ModelNotFound: the id is of no model, or of none that it may use.
         """
-        known = {model: limit for model, limit in self._fleet.models().items() if tenant.may_use(model)}
+        served = self._fleet.models()
+        named = {alias: model for alias, model in self._aliases.items() if model in served}
+        names = dict.fromkeys(served) | named
+        known = {
+            name: served[model or name]
+            for name, model in names.items()
+            if tenant.may_use(name) or (model is not None and tenant.may_use(model))
+        }
         wanted = model_id_of(path)
         if wanted is None:
             return orjson.dumps({"object": "list", "data": [self._entry(*item) for item in known.items()]})

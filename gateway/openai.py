@@ -1,8 +1,9 @@
 """The wire: what a request's body says, and the few bytes of it that an engine gets to see differently.
 
-A body is parsed once, here, and only for what the gateway must know; the parsed form is dropped at once and the bytes
-go on as they came. The edits, each only where it is needed:
+A body is parsed once, here; the parsed form is read for its prompt and then dropped, and the bytes go on as they came.
+The edits, each only where it is needed:
 
+    model                           where the client called it by an alias
     stream_options.include_usage    asked of engines for streams whose client did not ask: tokens must be counted
     priority, data_parallel_rank …  cut out: they steer an engine's scheduler, and mean opposite things to two engines
     service_tier                    cut out for engines that refuse fields they do not know
@@ -14,14 +15,12 @@ from typing import Any
 import orjson
 
 from gateway.errors import InvalidBody, InvalidField, InvalidJson, MissingField
-from gateway.forms import read_field
+from gateway.forms import FormField, read_field
 from gateway.routes import Route, Shape
 from gateway.splice import Buffer, TooManyMembers, append_member, edit
-from gateway.tokens import estimate_prompt_tokens
 
 STEERING_FIELDS = frozenset(("priority", "data_parallel_rank", "routed_dp_rank"))
 UNKNOWN_TO_SOME = frozenset(("service_tier",))
-DEFAULT_OUTPUT_TOKENS = 512  # expected of a request that sets no limit
 MAX_MODEL_CHARS = 256
 
 
@@ -30,10 +29,13 @@ class Call:
     """What one request asks for."""
 
     model: str
+    """As the client calls it."""
     is_stream: bool = False
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    """The most that the client allows, over all its choices; DEFAULT_OUTPUT_TOKENS where it sets no limit."""
+    document: dict[str, Any] | None = None
+    """The parsed body, until its prompt has been read; None for forms."""
+    max_tokens: int | None = None
+    """The most output that the client allows for each choice; None where it sets no limit."""
+    choices: int = 1
     hides_usage: bool = False
     """Whether usage is asked of the engine on the gateway's account, and kept from the client."""
     previous_response_id: str | None = None
@@ -42,12 +44,22 @@ class Call:
     dropped_if_unknown: tuple[str, ...] = ()
     stream_options: dict[str, Any] | None = None
     """The client's own, which usage is added to."""
+    served_model: str | None = None
+    """As engines call it, where that is not what the client calls it."""
+    model_field: FormField | None = None
+    """Where it stands in a form."""
 
     def body_for_engine(self, body: bytes, *, takes_unknown_fields: bool) -> list[Buffer]:
         """Give the bytes to send: the client's own, but for the edits this call needs."""
+        if self.model_field is not None:
+            if self.served_model is None:
+                return [body]
+            return [body[: self.model_field.start], self.served_model.encode(), body[self.model_field.end :]]
         dropped = self.dropped if takes_unknown_fields else self.dropped + self.dropped_if_unknown
         pieces: list[Buffer] = [body]
         replaced: dict[str, object] = {}
+        if self.served_model is not None:
+            replaced["model"] = self.served_model
         if self.hides_usage and self.stream_options is not None:
             replaced["stream_options"] = {**self.stream_options, "include_usage": True}
         if dropped or replaced:
@@ -68,7 +80,8 @@ def parse(route: Route, content_type: str, body: bytes) -> Call:
         InvalidJson, InvalidBody, MissingField, InvalidField: the client's mistake, named.
     """
     if route.is_multipart:
-        return Call(_checked_model(read_field(content_type, body, "model", 4 * MAX_MODEL_CHARS + 1)))
+        field = read_field(content_type, body, "model", 4 * MAX_MODEL_CHARS + 1)
+        return Call(_checked_model(None if field is None else field.value), model_field=field)
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -89,8 +102,9 @@ def parse(route: Route, content_type: str, body: bytes) -> Call:
     return Call(
         model=_checked_model(get("model")),
         is_stream=is_stream,
-        prompt_tokens=estimate_prompt_tokens(document),
-        output_tokens=_allowed_output(document) if route.generates else 0,
+        document=document,
+        max_tokens=_max_tokens(document) if route.generates else 0,
+        choices=_choices(document) if route.generates else 1,
         hides_usage=hides_usage,
         previous_response_id=previous if isinstance(previous, str) else None,
         dropped=tuple(document.keys() & (STEERING_FIELDS | route.steering_fields)),
@@ -107,16 +121,18 @@ def _checked_model(model: object) -> str:
     return model
 
 
-def _allowed_output(document: dict[str, Any]) -> int:
-    allowed = DEFAULT_OUTPUT_TOKENS
+def _max_tokens(document: dict[str, Any]) -> int | None:
     for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
         value = document.get(name)
         if type(value) is int and value >= 0:
-            allowed = value
-            break
+            return value
+    return None
+
+
+def _choices(document: dict[str, Any]) -> int:
     choices = 1
     for name in ("n", "best_of"):
         value = document.get(name)
         if type(value) is int and value > choices:
             choices = value
-    return allowed * choices
+    return choices

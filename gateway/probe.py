@@ -26,12 +26,13 @@ from random import Random
 
 import aiohttp
 
-from gateway.config import Health
+from gateway.sections import Health
 from gateway.engines.adapter import Adapter, Page
 from gateway.engines.catalog import ADAPTERS
 from gateway.engines.detect import DETECT_PATHS, detect
 from gateway.engines.models import LIST_PATH, read_list
-from gateway.fleet import Fleet, Member
+from gateway.fleet import Fleet
+from gateway.members import Member
 from policies.health import State
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ class _Watch:
     """Whether it takes no connections."""
     trouble: str = ""
     """Why it did not answer last."""
+    is_off: bool = False
+    """Whether its cache was last said not to hold what it should."""
     task: asyncio.Task[None] | None = None
 
 
@@ -116,6 +119,7 @@ class Probe:
                     log.exception("probing %s failed inside the gateway", member.endpoint.name)
                 member.endpoint.health.unanswered()
             self._tell(watch)
+            self._compare(watch)
             if member.endpoint.health.state is State.EJECTED and watch.is_refusing:
                 self._on_gone(member)
             interval = self._config.interval_s * (1 + JITTER * (2 * self._chance.random() - 1))
@@ -136,6 +140,24 @@ class Probe:
             watch.told_state = state
         elif is_new and watch.trouble and state is State.STARTING:
             log.warning("endpoint %s is not ready: %s", member.endpoint.name, watch.trouble)
+
+    def _compare(self, watch: _Watch) -> None:
+        """Log when an engine's cache has long held other than it should, and when it does again."""
+        member, forecast = watch.member, watch.member.forecast
+        is_off = forecast.is_off(self._clock())
+        if is_off is watch.is_off:
+            return
+        watch.is_off = is_off
+        if is_off:
+            log.warning(
+                "endpoint %s: cached prompt tokens are not what they should be: expected %.0f %%, reported %.0f %%; "
+                "is its prefix caching on, and the tokenizer and chat template here the engine's own?",
+                member.endpoint.name,
+                100 * forecast.predicted / max(1.0, forecast.prompt),
+                100 * (forecast.hit_ratio or 0.0),
+            )
+        else:
+            log.info("endpoint %s: cached prompt tokens are again what they should be", member.endpoint.name)
 
     async def _round(self, watch: _Watch) -> None:
         """Ask once around."""
@@ -161,8 +183,9 @@ class Probe:
             watch.run = run or watch.run
         if adapter is not None and state_is_due:
             watch.state_at = now
-            member.endpoint.report = adapter.read_state(pages)
-            member.endpoint.report.at = now
+            report = adapter.read_state(pages)
+            report.at = now
+            self._fleet.hear(member, report)
         if models_are_due:
             self._note_models(watch, adapter, pages, now)
         if member.endpoint.report.is_asleep:
@@ -233,11 +256,17 @@ class Probe:
         if not served:
             return
         watch.models_at = now
+        endpoint = member.endpoint
+        before = (endpoint.models, endpoint.max_context_tokens, endpoint.cuts_output, member.listed)
+        member.listed = served[:MAX_MODELS]
+        endpoint.cuts_output = adapter is not None and adapter.cuts_output
         if not member.config.models:
-            member.endpoint.models = frozenset(model.id for model in served[:MAX_MODELS])
+            endpoint.models = frozenset(model.id for model in member.listed)
         if member.config.max_context_tokens is None:
             limits = [model.max_context_tokens for model in served if model.max_context_tokens is not None]
-            member.endpoint.max_context_tokens = min(limits, default=None)
+            endpoint.max_context_tokens = min(limits, default=None)
+        if before != (endpoint.models, endpoint.max_context_tokens, endpoint.cuts_output, member.listed):
+            self._fleet.changed()
 
     async def _get(self, watch: _Watch, path: str, session: aiohttp.ClientSession | None = None) -> Page | None:
         """Ask for a page; None where there is no answer at all, and then, or where it is a bad one, say why."""

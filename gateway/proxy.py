@@ -2,7 +2,8 @@
 
     head     known path? whose key? how long?            404, 405, 401, 413
     body     read, bounded; parsed once                  408, 413, 400
-    where    may the tenant use the model? which pool?   403, 404, 503
+    read     may the tenant use the model? how long is the prompt, and what does it begin with? which pool?
+                                                         403, 404, 503, 400
     try      choose and charge, send, wait for the first event or the whole JSON
              not me, not now: elsewhere, within tries, deadline and retry budget
              nobody left: the last engine's own answer   502, 503, 504
@@ -23,15 +24,18 @@ from aiohttp.web_request import BaseRequest
 from gateway import openai
 from gateway.attempt import Failure, ask, judge
 from gateway.client import ClientAnswer
-from gateway.config import Listen, Retries, Timeouts
+from gateway.sections import Listen, Retries, Timeouts
 from gateway.connection import Stalled
 from gateway.errors import GatewayError, InternalError, MethodNotAllowed, NotFound, Overloaded
 from gateway.exchange import Exchange, check_length, read_body
 from gateway.failures import failure_of
-from gateway.fleet import Fleet, FleetPool, Lease, Member
+from gateway.fleet import Fleet
 from gateway.headers import bearer_key, client_deadline_s, lines_to_client, lines_to_engine, sane_request_id
+from gateway.intake import Intake
+from gateway.lease import Lease
+from gateway.members import Member
 from gateway.metrics import Metrics
-from gateway.models import ModelList
+from gateway.models import Models
 from gateway.openai import Call
 from gateway.relay import Answer, AnswerKind
 from gateway.routes import ENGINE_ROUTES, MODELS_PATH, STORED_RESPONSE, STORED_RESPONSE_METHODS, Route
@@ -40,6 +44,7 @@ from gateway.tenants import Tenant, Tenants
 from gateway.trace import Trace
 from gateway.upstream import Upstream
 from policies.endpoint import Endpoint
+from policies.pools import Standing
 from policies.record import Outcome, RequestRecord
 from policies.request import InferenceRequest
 from policies.retries import RetryBudget
@@ -62,7 +67,8 @@ class Proxy:
         tenants: Tenants,
         upstream: Upstream,
         stored: StoredResponses,
-        models: ModelList,
+        models: Models,
+        intake: Intake,
         metrics: Metrics,
         on_record: Callable[[RequestRecord], None],
         is_draining: Callable[[], bool],
@@ -76,6 +82,7 @@ class Proxy:
         self._upstream = upstream
         self._stored = stored
         self._models = models
+        self._intake = intake
         self._metrics = metrics
         self._on_record = on_record
         self._is_draining = is_draining
@@ -154,30 +161,33 @@ class Proxy:
         call = openai.parse(route, request.headers.get("content-type", ""), body)
         exchange = self._exchange(request, route, body, call, tenant, trace)
         body = b""  # the exchange alone keeps it, and only until it is answered
-        tenant.check_model(call.model)
-        pool = self._fleet.pool_for(call.model)
-        trace.model = call.model
-        trace.pool = pool.name
+        model = self._models.served_as(call.model)
+        tenant.check_model(call.model, model)
+        if model != call.model:
+            call.served_model = model
+        facts = self._fleet.facts(model)
+        trace.model = model
         self._budget.note_request(trace.arrived_at)
+        standing = await self._intake.read(exchange, facts, request.headers, trace)
         if call.previous_response_id is not None:
             holder = await self._stored.holder_of(call.previous_response_id, exchange)
             if holder is not None:
                 return await self._try_on(holder, exchange, client, trace)
             if not self._tenants.is_open:  # it may be held where this goes, and be somebody else's
                 raise NotFound(f"there is no response {call.previous_response_id[:128]!r}")
-        return await self._try_each(pool, exchange, client, trace)
+        return await self._try_each(standing, exchange, client, trace)
 
     # Trying.
 
     async def _try_each(
-        self, pool: FleetPool, exchange: Exchange, client: ClientAnswer, trace: Trace
+        self, standing: Standing, exchange: Exchange, client: ClientAnswer, trace: Trace
     ) -> StreamResponse:
         """Try endpoint after endpoint until one serves."""
         tried: set[Endpoint] = set()
         failure: Failure | None = None
         while True:
             try:
-                lease = self._fleet.lease(exchange.inference, pool, tried)
+                lease = self._fleet.lease(exchange.inference, standing, tried)
             except Overloaded:
                 if failure is None:
                     raise
@@ -258,6 +268,9 @@ class Proxy:
             trace.code = "stream_broken"
         else:
             trace.outcome = Outcome.OK
+            if answer.usage is not None:
+                lease.used(answer.usage)
+                self._intake.learn(exchange, answer.usage)
         return response
 
     def _give_up(self, failure: Failure, client: ClientAnswer, trace: Trace) -> StreamResponse:
@@ -279,15 +292,12 @@ class Proxy:
         trace: Trace,
     ) -> Exchange:
         headers = request.headers
-        trace.prompt_tokens = call.prompt_tokens
         own_s = client_deadline_s(headers)
         allowed_s = self._timeouts.deadline_s if own_s is None else min(own_s, self._timeouts.deadline_s)
         inference = InferenceRequest(
             id=trace.id,
             model=call.model,
             tenant=tenant.name,
-            prompt_tokens=call.prompt_tokens,
-            output_tokens=call.output_tokens,
             deadline=trace.arrived_at + allowed_s,
         )
         lines = lines_to_engine(request.raw_headers, headers.getall("connection", ()))

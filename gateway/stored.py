@@ -11,8 +11,9 @@ from contextlib import closing
 
 from gateway.attempt import ask
 from gateway.exchange import Exchange
-from gateway.fleet import Fleet, Member
+from gateway.fleet import Fleet
 from gateway.homes import Homes
+from gateway.members import Member
 from gateway.openai import Call
 from gateway.relay import Answer
 from gateway.routes import Route, Shape

@@ -26,13 +26,13 @@ class Tenant:
         """Whether a model is open to it."""
         return not self.models or model in self.models
 
-    def check_model(self, model: str) -> None:
-        """Make sure that a model is open to it.
+    def check_model(self, model: str, served_as: str) -> None:
+        """Make sure that a model is open to it, by the name that it uses or by the model's own.
 
         Raises:
             ModelNotAllowed: it is not.
         """
-        if not self.may_use(model):
+        if not self.may_use(model) and not self.may_use(served_as):
             raise ModelNotAllowed(f"this key may not use the model {model!r}", param="model")
 
 

@@ -65,4 +65,5 @@ class Trace:
             prompt_tokens=self.prompt_tokens if prompt_tokens is None else prompt_tokens,
             output_tokens=output_tokens,
             cached_tokens=usage.cached_tokens if usage is not None else None,
+            predicted_cached_tokens=self.choice.cached_tokens if self.choice is not None else None,
         )

@@ -9,9 +9,6 @@ from policies.least_work import LeastWork
 from policies.policy import Policy
 from policies.spread import LeastRequests, PowerOfTwo, RandomChoice, RoundRobin
 
-BLIND = ("round_robin", "random", "least_requests", "power_of_two")
-"""Policies that need to know nothing of a prompt: those that a gateway can serve which does not look into prompts."""
-
 POLICIES: dict[str, Callable[[Random, PrefixIndex], Policy]] = {
     "round_robin": lambda chance, index: RoundRobin(chance),
     "random": lambda chance, index: RandomChoice(chance),

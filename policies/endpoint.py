@@ -10,7 +10,7 @@ Policies only read.
 from dataclasses import dataclass, field
 
 from policies.health import Health
-from policies.request import BlockHash, InferenceRequest
+from policies.request import UNIT_TOKENS, BlockHash, InferenceRequest
 from policies.work import WorkModel
 
 MAX_PINNED = 0.95  # of the KV cache; .85 to .95 are alike, at .98 single endpoints collapse
@@ -113,6 +113,10 @@ class Endpoint:
     """Model names it serves, as clients call them. Empty until it has told, when the configuration names none."""
     max_context_tokens: int | None = None
     """Prompt plus output it takes; None when neither engine nor configuration says."""
+    unit_tokens: int = UNIT_TOKENS
+    """Tokens of a unit of its prompts: a multiple of its KV block."""
+    cuts_output: bool = False
+    """Whether it ends an answer at its limit, where others refuse a request that may come to more."""
     health: Health = field(default_factory=Health)
     outstanding: Outstanding = field(default_factory=Outstanding)
     report: EngineReport = field(default_factory=EngineReport)
@@ -152,3 +156,6 @@ class Pool:
     name: str
     endpoints: list[Endpoint] = field(default_factory=list)
     max_context_tokens: int | None = None
+    """Prompt plus output it takes; None: what its largest engine takes."""
+    max_uncached_tokens: int | None = None
+    """Prompts with more to prefill go to a longer pool, where there is one."""

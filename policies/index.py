@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from policies.endpoint import Endpoint
-from policies.request import UNIT_TOKENS, BlockHash
+from policies.request import BlockHash
 
 DEFAULT_CAPACITY_TOKENS = 400_000  # an 8B model on an 80 GB GPU, until the engine has told
 MAX_JOURNAL = 4  # times the capacity; beyond that, units that later entries name are struck out
@@ -49,8 +49,7 @@ class PrefixIndex:
     Invariants: along every prompt that was learned, holders only drop out; an endpoint holds at most its capacity.
     """
 
-    def __init__(self, unit_tokens: int = UNIT_TOKENS) -> None:
-        self.unit_tokens = unit_tokens
+    def __init__(self) -> None:
         self._masks: dict[BlockHash, int] = {}
         self._holdings: dict[Endpoint, _Holding] = {}
         self._endpoints: dict[int, Endpoint] = {}  # by bit
@@ -99,7 +98,7 @@ class PrefixIndex:
     def held_tokens(self, endpoint: Endpoint) -> int:
         """Count the tokens that an endpoint holds, as far as we know."""
         holding = self._holdings.get(endpoint)
-        return 0 if holding is None else len(holding.stamps) * self.unit_tokens
+        return 0 if holding is None else len(holding.stamps) * endpoint.unit_tokens
 
     def working_set_tokens(self, endpoint: Endpoint, now: float, window_s: float = 300.0) -> int:
         """Count the tokens that requests of the last `window_s` named there and that are still held: for metrics."""
@@ -107,7 +106,7 @@ class PrefixIndex:
         if holding is None:
             return 0
         since = next((entry for entry, when, _ in holding.journal if when >= now - window_s), holding.clock + 1)
-        return sum(entry >= since for entry in holding.stamps.values()) * self.unit_tokens
+        return sum(entry >= since for entry in holding.stamps.values()) * endpoint.unit_tokens
 
     # Being told.
 
@@ -178,7 +177,7 @@ class PrefixIndex:
         stamps.update(dict.fromkeys(units, holding.clock))
         holding.journal.append((holding.clock, now, units))
         holding.journal_units += len(units)
-        capacity = (endpoint.report.kv_capacity_tokens or DEFAULT_CAPACITY_TOKENS) // self.unit_tokens
+        capacity = (endpoint.report.kv_capacity_tokens or DEFAULT_CAPACITY_TOKENS) // endpoint.unit_tokens
         if len(stamps) > capacity:
             self._evict(holding, capacity)
         if holding.journal_units > MAX_JOURNAL * capacity + len(units):

@@ -30,6 +30,8 @@ class Reason(Enum):
     """Soonest served there, at the least cost to others; it holds nothing of the prompt."""
     PREFIX = "prefix"
     """As before, and it holds the beginning of the prompt."""
+    LENT = "lent"
+    """Its own pool is busy, and this one of a longer pool was idle."""
     HOLDS = "holds"
     """It holds the state that the request names (a stored response)."""
 

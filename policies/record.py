@@ -48,3 +48,5 @@ class RequestRecord:
     output_tokens: int | None
     cached_tokens: int | None
     """As the engine reported; zero is data, None is silence."""
+    predicted_cached_tokens: int | None
+    """As we expected when it was sent; None where nothing was known of its prompt."""

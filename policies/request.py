@@ -1,11 +1,19 @@
 """What routing may know of a request: sizes and identity; never its text, headers or body."""
 
+from collections.abc import Iterable
+from math import lcm
 from typing import NamedTuple, NewType
 
 BlockHash = NewType("BlockHash", int)
 """Hash of one unit of prompt tokens, chained to all units before it: see prefix.py."""
 
-UNIT_TOKENS = 64  # a multiple of the engines' 16 and 32; entries of 16 cost four times as much and route no better
+UNIT_TOKENS = 64  # at least; entries of 16 cost four times as much and route no better
+
+
+def unit_for(block_tokens: Iterable[int]) -> int:
+    """Give the tokens of a unit where engines have blocks of these sizes: a multiple of each, at least UNIT_TOKENS."""
+    block = lcm(*block_tokens)
+    return block * -(-UNIT_TOKENS // block)
 
 
 class InferenceRequest(NamedTuple):

@@ -31,7 +31,7 @@ SECTIONS: dict[str, dict[str, object]] = {
 
 
 def config(
-    urls: list[str], *, policy: str = "least_requests", endpoint: dict[str, Any] | None = None, **sections: Any
+    urls: list[str], *, policy: str = "least_work", endpoint: dict[str, Any] | None = None, **sections: Any
 ) -> Config:
     """Make a configuration for engines e0, e1, … with health checks twenty times as often as by default.
 
@@ -43,7 +43,8 @@ def config(
     """
     endpoints = [{"name": f"e{at}", "url": url, **(endpoint or {})} for at, url in enumerate(urls)]
     quick = {name: {**section, **sections.pop(name, {})} for name, section in SECTIONS.items()}
-    return build({**quick, **sections, "pools": [{"policy": policy, "endpoints": endpoints}]}, "test", {})
+    pools = [{"policy": policy, "endpoints": endpoints}]
+    return build({**quick, "pools": pools, **sections}, "test", {})
 
 
 def prompt(text: str, *, tokens: int = 4, stream: bool = False, **fields: object) -> dict[str, object]:

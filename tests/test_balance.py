@@ -9,7 +9,7 @@ import pytest
 
 from loadtests.faults import Fault, Kind
 from loadtests.settings import Settings
-from policies.catalog import BLIND
+from policies.catalog import POLICIES
 from policies.endpoint import Outstanding
 from policies.health import State
 from tests.fleet_fixtures import CHAT, INTERVAL_S, House, house, leave, prompt, until
@@ -18,7 +18,7 @@ FOR_LONG = Settings(time_scale=1.0)
 """A token every 7 ms: 1,000 of them last."""
 
 
-@pytest.mark.parametrize("policy", BLIND)
+@pytest.mark.parametrize("policy", POLICIES)
 async def test_r1_unique_prompts_one_at_a_time_go_everywhere(policy: str) -> None:
     """N = 4 idle endpoints, R = 80: each gets 10 to 30.
 
@@ -55,7 +55,7 @@ async def test_r7_frozen_load_pages_do_not_matter() -> None:
         await leave(running)
 
 
-@pytest.mark.parametrize("policy", BLIND)
+@pytest.mark.parametrize("policy", POLICIES)
 async def test_r12_token_id_prompts_of_equal_length_spread(policy: str) -> None:
     """N = 4 endpoints, R = 80 completions of 64 token ids each, no user, no session, no system prompt."""
     chance = Random(12)

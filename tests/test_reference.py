@@ -8,21 +8,8 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from gateway.config import (
-    AccessLog,
-    Config,
-    Connections,
-    EndpointConfig,
-    Health,
-    Listen,
-    PoolConfig,
-    Retries,
-    Shutdown,
-    TenantConfig,
-    Timeouts,
-    build,
-    load,
-)
+from gateway.config import Config, EndpointConfig, ModelConfig, PoolConfig, TenantConfig, build, load
+from gateway.sections import AccessLog, Connections, Health, Listen, Retries, Routing, Shutdown, Timeouts
 
 REFERENCE = Path(__file__).parent.parent / "config" / "kvlane.yaml"
 EXAMPLES = {"name", "url", "endpoints", "key_sha256"}  # values that have no default, or stand for one of yours
@@ -34,14 +21,18 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "connections": Connections,
     "shutdown": Shutdown,
     "access_log": AccessLog,
+    "routing": Routing,
 }
 
 
 def document() -> dict[str, Any]:
-    """Read the reference as YAML, with the commented example of a tenant put to use."""
+    """Read the reference as YAML, with the commented examples put to use."""
     text = REFERENCE.read_text(encoding="utf-8")
-    head, _, example = text.partition("tenants: []\n")
-    read = yaml.safe_load(head + "tenants:\n" + example.replace("\n# ", "\n").replace("# - name", "- name", 1))
+    for section in ("models", "tenants"):
+        head, _, example = text.partition(f"{section}: []\n")
+        example, blank, rest = example.partition("\n\n")
+        text = f"{head}{section}:\n{example.removeprefix('# ').replace(chr(10) + '# ', chr(10))}{blank}{rest}"
+    read = yaml.safe_load(text)
     assert isinstance(read, dict)
     return read
 
@@ -50,8 +41,9 @@ def test_the_reference_is_a_good_configuration() -> None:
     assert load(REFERENCE).listen == Listen()
 
 
-def test_the_commented_tenant_is_a_good_one() -> None:
-    assert build(document(), "reference", {}).tenants[0].name == "team-a"
+def test_the_commented_examples_are_good() -> None:
+    config = build(document(), "reference", {})
+    assert (config.models[0].name, config.tenants[0].name) == ("llama-3.1-8b", "team-a")
 
 
 def test_every_section_is_there() -> None:
@@ -68,6 +60,7 @@ def test_every_key_of_a_section_is_there_with_its_default(name: str) -> None:
     [
         (PoolConfig, lambda read: read["pools"][0]),
         (EndpointConfig, lambda read: read["pools"][0]["endpoints"][0]),
+        (ModelConfig, lambda read: read["models"][0]),
         (TenantConfig, lambda read: read["tenants"][0]),
     ],
 )
@@ -80,6 +73,6 @@ def test_every_key_of_an_entry_is_there_with_its_default(model: type[BaseModel],
 
 
 def test_every_key_says_what_it_is() -> None:
-    every: list[type[BaseModel]] = [*SECTIONS.values(), PoolConfig, EndpointConfig, TenantConfig]
+    every: list[type[BaseModel]] = [*SECTIONS.values(), PoolConfig, EndpointConfig, ModelConfig, TenantConfig]
     for model in every:
         assert all(field.description for field in model.model_fields.values()), model

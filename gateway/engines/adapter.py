@@ -46,6 +46,8 @@ class ServedModel:
     max_context_tokens: int | None = None
     """Prompt plus output of one request; None where the engine does not say."""
     parent: str | None = None
+    root: str | None = None
+    """Where its weights come from: names with the same root are one model."""
 
 
 class Adapter(Protocol):
@@ -62,6 +64,8 @@ class Adapter(Protocol):
     """Its state pages are not to be read more often: some engines pay for it, or their requests do."""
     takes_unknown_fields: bool
     """False where the engine refuses a body with fields it does not know."""
+    cuts_output: bool
+    """Whether it ends an answer at the context's end, where others refuse a request that may come to more."""
 
     def read_state(self, pages: Mapping[str, Page]) -> EngineReport:
         """Read load and cache figures; what no page tells stays None, and `at` is left to the caller."""

@@ -32,6 +32,7 @@ def read_list(pages: Mapping[str, Page], max_context_tokens: int | None = None) 
             name,
             figures.whole(model.get("max_model_len")) or max_context_tokens,
             figures.text(model.get("parent")),
+            figures.text(model.get("root")),
         )
         for name, model in listed(pages)
     )

@@ -28,6 +28,7 @@ class Tgi:
     model_paths: tuple[str, ...] = (INFO_PATH,)
     min_state_interval_s = 0.0
     takes_unknown_fields = True
+    cuts_output = False
 
     def read_state(self, pages: Mapping[str, Page]) -> EngineReport:
         """Read load and budget figures."""

@@ -41,6 +41,7 @@ class Trtllm:
     model_paths: tuple[str, ...] = (LIST_PATH,)
     min_state_interval_s = 0.0
     takes_unknown_fields = False
+    cuts_output = False
 
     def read_state(self, pages: Mapping[str, Page]) -> EngineReport:
         """Read load and cache figures."""

@@ -35,6 +35,7 @@ class Vllm:
     model_paths: tuple[str, ...] = (LIST_PATH,)
     min_state_interval_s = 0.0
     takes_unknown_fields = True
+    cuts_output = False
 
     def read_state(self, pages: Mapping[str, Page]) -> EngineReport:
         """Read load and cache figures."""

@@ -39,7 +39,7 @@ def of_tenant(**fields: object) -> dict[str, object]:
 def test_a_list_of_engines_is_enough() -> None:
     config = build({"pools": POOLS}, "test", {})
     endpoint = config.pools[0].endpoints[0]
-    assert (config.pools[0].name, config.pools[0].policy) == ("default", "least_requests")
+    assert (config.pools[0].name, config.pools[0].policy) == ("default", "least_work")
     assert (endpoint.label, endpoint.kind, endpoint.models) == ("127.0.0.1:9001", "auto", ())
     assert (config.listen.host, config.listen.port, config.listen.max_body_bytes) == ("127.0.0.1", 8080, 64 << 20)
     assert config.tenants == ()

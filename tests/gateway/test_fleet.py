@@ -8,12 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import EndpointConfig
-from gateway.errors import ModelNotFound, Overloaded
-from gateway.fleet import Fleet, FleetPool, Lease, Member
-from policies.endpoint import Endpoint, Outstanding
+from gateway.engines.adapter import ServedModel
+from gateway.errors import ContextLengthExceeded, ModelNotFound, Overloaded
+from gateway.fleet import Fleet
+from gateway.lease import Lease
+from gateway.members import FleetPool, Member
+from policies.endpoint import Endpoint, EngineReport, Outstanding
 from policies.health import State
 from policies.policy import Reason
-from policies.request import InferenceRequest
+from policies.pools import Serving, Standing
+from policies.request import BlockHash, InferenceRequest
 from policies.spread import LeastRequests
 
 REQUEST = InferenceRequest("r", "m", prompt_tokens=100, output_tokens=10)
@@ -40,7 +44,7 @@ class Town:
         return member
 
     def lease(self, *tried: Endpoint) -> Lease:
-        return self.fleet.lease(REQUEST, self.pool, set(tried))
+        return self.fleet.lease(REQUEST, Standing(self.pool.pool), set(tried))
 
 
 def counts(endpoint: Endpoint) -> tuple[int, int, int]:
@@ -210,23 +214,107 @@ def test_a_named_engine_is_leased_for_what_it_holds(town: Town) -> None:
 # Models and pools.
 
 
-def test_the_pool_of_a_model_is_the_first_that_serves_it(town: Town) -> None:
+def test_a_request_belongs_to_a_pool_that_serves_its_model(town: Town) -> None:
     town.join("a", "x")
     second = town.fleet.add_pool("q", LeastRequests(Random(1)))
     town.fleet.add(second, EndpointConfig(name="b", url="http://b", models=("x", "y")))
-    assert town.fleet.pool_for("x") is town.pool
-    assert town.fleet.pool_for("y") is second
+    assert town.fleet.standing(REQUEST._replace(model="x"), 0) == Standing(town.pool.pool, (second.pool,))
+    assert town.fleet.standing(REQUEST._replace(model="y"), 0) == Standing(second.pool)
 
 
 def test_an_unknown_model_is_unknown_only_when_every_engine_has_told(town: Town) -> None:
     town.join("a", "x")
     with pytest.raises(ModelNotFound):
-        town.fleet.pool_for("z")
+        town.fleet.facts("z")
     silent = town.fleet.add(town.pool, EndpointConfig(name="b", url="http://b"))
     with pytest.raises(Overloaded):
-        town.fleet.pool_for("z")
+        town.fleet.facts("z")
     silent.endpoint.models = frozenset(("z",))
-    assert town.fleet.pool_for("z") is town.pool
+    town.fleet.changed()
+    assert town.fleet.facts("z").row == (Serving(float("inf"), town.pool.pool),)
+
+
+def test_r24_what_fits_nowhere_is_refused_with_both_numbers(town: Town) -> None:
+    town.join("a").endpoint.max_context_tokens = 4096
+    town.fleet.changed()
+    request = REQUEST._replace(prompt_tokens=4000, allowed_tokens=97)
+    with pytest.raises(
+        ContextLengthExceeded, match=r"length is 4096 tokens \(pool p\).* needs 4097: 4000 of prompt"
+    ) as error:
+        town.fleet.standing(request, 4000, "messages")
+    assert error.value.param == "messages"
+    town.fleet.standing(request, 2400)
+    with pytest.raises(ContextLengthExceeded, match="needs at least 4097"):
+        town.fleet.standing(request._replace(prompt_tokens=6000), 4000)
+
+
+def test_a_unit_is_a_multiple_of_every_block_of_a_model(town: Town) -> None:
+    one, other, third = town.join("a"), town.join("b"), town.join("c", "z")
+    assert town.fleet.facts("m").unit_tokens == 64
+    town.pool.index.learn(one.endpoint, (BlockHash(1),), 0.0)
+    town.fleet.hear(one, EngineReport(block_tokens=16))
+    assert town.pool.index.held_tokens(one.endpoint) == 64
+    town.fleet.hear(other, EngineReport(block_tokens=128))
+    assert [member.endpoint.unit_tokens for member in (one, other, third)] == [128, 128, 64]
+    assert town.pool.index.held_tokens(one.endpoint) == 0
+
+
+def test_what_an_engine_leaves_out_of_its_size_is_as_it_was(town: Town) -> None:
+    member = town.join("a")
+    town.fleet.hear(member, EngineReport(running=1, kv_capacity_tokens=1000, block_tokens=32))
+    town.fleet.hear(member, EngineReport())
+    assert member.endpoint.report == EngineReport(kv_capacity_tokens=1000, block_tokens=32)
+
+
+def test_names_of_the_same_weights_share_a_cache_and_adapters_do_not(town: Town) -> None:
+    member = town.join("a", "base", "alias", "lora", "other")
+    member.listed = (
+        ServedModel("base", root="/weights"),
+        ServedModel("alias", root="/weights"),
+        ServedModel("lora", root="/adapter", parent="base"),
+        ServedModel("other", root="/other"),
+    )
+    town.fleet.changed()
+    roots = {model: town.fleet.facts(model).root for model in ("base", "alias", "lora", "other")}
+    assert roots["base"] == roots["alias"]
+    assert len(set(roots.values())) == 3
+    assert town.fleet.facts("lora").base == "alias"
+    assert town.fleet.facts("base").root_with("salt") != roots["base"] == town.fleet.facts("base").root_with(None)
+
+
+def test_a_model_has_one_base_whoever_is_asked(town: Town) -> None:
+    town.join("a", "b").listed = (ServedModel("b", root="/w"),)
+    town.join("c", "a", "b").listed = (ServedModel("a", root="/w"), ServedModel("b", root="/w"))
+    town.fleet.changed()
+    assert town.fleet.facts("b").root == town.fleet.facts("a").root
+
+
+def test_an_idle_endpoint_of_a_longer_pool_is_lent_when_the_own_is_busy(town: Town) -> None:
+    own = town.join("a")
+    long = town.fleet.add_pool("long", LeastRequests(Random(1)))
+    helper = town.fleet.add(long, EndpointConfig(name="b", url="http://b", models=("m",)))
+    helper.endpoint.health.answered()
+    standing = Standing(town.pool.pool, (long.pool,))
+    big = REQUEST._replace(prompt_tokens=20_000)
+    with town.fleet.lease(big, standing) as first:
+        assert first.endpoint is own.endpoint
+        with town.fleet.lease(REQUEST, standing) as second:
+            assert (second.endpoint, second.choice.reason) == (helper.endpoint, Reason.LENT)
+            assert town.fleet.lease(REQUEST, standing).endpoint is own.endpoint
+
+
+@pytest.mark.parametrize("place", ["longer", "shorter"])
+def test_other_pools_stand_in_where_the_own_is_down(town: Town, place: str) -> None:
+    own = town.join("a", is_ready=False)
+    other = town.fleet.add_pool("q", LeastRequests(Random(1)))
+    helper = town.fleet.add(other, EndpointConfig(name="b", url="http://b", models=("m",)))
+    helper.endpoint.health.answered()
+    standing = Standing(own.pool.pool, **{place: (other.pool,)})
+    for _ in range(2):  # idle, then not
+        lease = town.fleet.lease(REQUEST, standing)
+        assert (lease.endpoint, lease.choice.reason) == (helper.endpoint, Reason.LEAST_LOADED)
+    with pytest.raises(Overloaded, match="pool p can take the model 'm' now: 1 ready, 1 starting"):
+        town.fleet.lease(REQUEST, standing, {helper.endpoint})
 
 
 def test_models_are_listed_with_the_largest_context_that_is_offered(town: Town) -> None:

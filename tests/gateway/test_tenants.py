@@ -67,9 +67,11 @@ def test_with_tenants_the_door_is_closed() -> None:
 
 def test_a_tenant_may_use_its_models_only() -> None:
     limited = TENANTS.identify("key-b")
-    limited.check_model("small")
+    limited.check_model("small", "small")
+    limited.check_model("an alias", "small")
+    limited.check_model("small", "another name")
     with pytest.raises(ModelNotAllowed) as caught:
-        limited.check_model("huge")
+        limited.check_model("huge", "huge")
     error: GatewayError = caught.value
     assert (error.status, error.code, error.param) == (403, "model_not_allowed", "model")
     assert TENANTS.identify("key-a").may_use("huge")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from policies.endpoint import Endpoint, Pool
 from policies.health import EJECT_AFTER, MAX_COOL_S, SUSPECT_AFTER, Health, State
 from policies.pools import candidates
-from tests.policies.fleets import endpoints
+from tests.policies.fleets import REQUEST, endpoints
 
 STARTING, READY, SUSPECT, EJECTED, DRAINING = State
 EVENTS: dict[str, Callable[[Health], None]] = {
@@ -177,7 +177,7 @@ def test_nobody_who_is_starting_ejected_draining_or_cooling_is_a_candidate(
             fleet[at].health.not_now(now, 2.0)
         else:
             EVENTS[event](fleet[at].health)
-        chosen = candidates(pool, "m", tried, now)
+        chosen = candidates(pool, REQUEST, tried, now)
         states = {endpoint.health.state for endpoint in chosen}
         assert states in (set(), {READY}, {SUSPECT})
         assert not tried.intersection(chosen)

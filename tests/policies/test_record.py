@@ -25,6 +25,7 @@ RECORD = RequestRecord(
     prompt_tokens=3,
     output_tokens=2,
     cached_tokens=0,
+    predicted_cached_tokens=None,
 )
 
 

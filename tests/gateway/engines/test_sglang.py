@@ -120,10 +120,15 @@ def test_reads_models_and_finds_the_limit_where_the_list_has_none() -> None:
     info = page("/server_info", b'{"model_path":"q","context_length":8192,"random_seed":42}')
     unset = page("/server_info", b'{"model_path":"q","context_length":null}')
     read_models = Sglang().read_models
-    assert read_models(pages(page("/v1/models", new))) == (ServedModel("q", 40960), ServedModel("q:a", None, "q"))
-    assert read_models(pages(page("/v1/models", old))) == (ServedModel("q"),)
-    assert read_models(pages(page("/v1/models", old), info)) == (ServedModel("q", 8192),)
-    assert read_models(pages(page("/v1/models", old), unset, page("/metrics", METRICS))) == (ServedModel("q", 40960),)
+    assert read_models(pages(page("/v1/models", new))) == (
+        ServedModel("q", 40960, root="q"),
+        ServedModel("q:a", None, "q"),
+    )
+    assert read_models(pages(page("/v1/models", old))) == (ServedModel("q", root="q"),)
+    assert read_models(pages(page("/v1/models", old), info)) == (ServedModel("q", 8192, root="q"),)
+    assert read_models(pages(page("/v1/models", old), unset, page("/metrics", METRICS))) == (
+        ServedModel("q", 40960, root="q"),
+    )
 
 
 def test_the_seed_drawn_at_the_start_names_the_run() -> None:

@@ -93,14 +93,17 @@ def test_a_rank_that_does_not_tell_makes_the_sum_untold() -> None:
 
 def test_reads_models_limits_and_adapters() -> None:
     listed = answer("vllm_models.txt", "/v1/models")
-    assert Vllm().read_models(pages(listed)) == (ServedModel("tiny", 2048, None),)
+    (tiny,) = Vllm().read_models(pages(listed))
+    assert (tiny.id, tiny.max_context_tokens, tiny.parent) == ("tiny", 2048, None)
+    assert tiny.root is not None
+    assert tiny.root.endswith("models/tiny")
     with_lora = listed.body.replace(
         b'"data":[',
         b'"data":[{"id":"law","object":"model","owned_by":"vllm","root":"/adapters/law","parent":"tiny"},',
     )
     assert Vllm().read_models(pages(page("/v1/models", with_lora))) == (
-        ServedModel("law", None, "tiny"),
-        ServedModel("tiny", 2048, None),
+        ServedModel("law", None, "tiny", "/adapters/law"),
+        tiny,
     )
 
 

@@ -1,0 +1,83 @@
+"""What is read when somebody scrapes: the fleet as it stands."""
+
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+
+from gateway.fleet import Fleet
+from gateway.members import Member
+from gateway.metrics import Labels, Metrics
+from policies.health import State
+
+Samples = Iterator[tuple[Labels, float]]
+
+
+def add_gauges(
+    metrics: Metrics, fleet: Fleet, clock: Callable[[], float], active: Callable[[], int], lag_s: Callable[[], float]
+) -> None:
+    """Let the metrics page show every endpoint, and the process."""
+    gauge = metrics.gauge
+
+    def by_endpoint(name: str, documentation: str, value_of: Callable[[Member], float | None]) -> None:
+        """Add a gauge with a sample for each endpoint that has a value: missing is not zero."""
+
+        def read() -> Samples:
+            for member in fleet.members():
+                value = value_of(member)
+                if value is not None:
+                    yield (member.endpoint.name,), value
+
+        gauge(name, documentation, ("endpoint",), read)
+
+    def states() -> Samples:
+        for member in fleet.members():
+            for state in State:
+                labels = (member.endpoint.name, member.pool.name, state.value)
+                yield labels, float(member.endpoint.health.state is state)
+
+    gauge("kvlane_endpoint_state", "1 for the state that an endpoint is in.", ("endpoint", "pool", "state"), states)
+    by_endpoint(
+        "kvlane_inflight_requests",
+        "Requests of this gateway at an endpoint.",
+        lambda member: member.endpoint.outstanding.requests,
+    )
+    by_endpoint(
+        "kvlane_pending_prefill_tokens",
+        "Prompt tokens at an endpoint that have not shown a first token and are not thought to be cached.",
+        lambda member: member.endpoint.outstanding.prefill_tokens,
+    )
+    by_endpoint(
+        "kvlane_pending_prefill_seconds",
+        "Predicted engine time of those prompt tokens.",
+        lambda member: member.endpoint.outstanding.prefill_s,
+    )
+    by_endpoint(
+        "kvlane_pinned_tokens",
+        "KV tokens that requests of this gateway keep from being evicted at an endpoint.",
+        lambda member: member.endpoint.outstanding.pinned_tokens,
+    )
+    by_endpoint(
+        "kvlane_index_tokens",
+        "Prompt tokens that an endpoint is thought to hold.",
+        lambda member: member.pool.index.held_tokens(member.endpoint),
+    )
+    by_endpoint(
+        "kvlane_cache_hit_ratio",
+        "Share of prompt tokens found in an endpoint's KV cache, over about the last minute.",
+        lambda member: member.forecast.hit_ratio,
+    )
+    by_endpoint(
+        "kvlane_cache_forecast_error_ratio",
+        "Share of prompt tokens by which predicted and reported cached tokens differ, over about the last minute.",
+        lambda member: member.forecast.error_ratio,
+    )
+    by_endpoint(
+        "kvlane_cache_forecast_off",
+        "1 where they have differed for so long that something is wrong.",
+        lambda member: member.forecast.is_off(clock()),
+    )
+    by_endpoint("kvlane_engine_running_requests", "As the engine says.", lambda m: m.endpoint.report.running)
+    by_endpoint("kvlane_engine_waiting_requests", "As the engine says.", lambda m: m.endpoint.report.waiting)
+    by_endpoint("kvlane_engine_kv_usage_ratio", "As the engine says.", lambda m: m.endpoint.report.kv_usage)
+    gauge("kvlane_active_requests", "Requests being served.", (), lambda: [((), active())])
+    gauge("kvlane_loop_lag_seconds", "How late the event loop last was.", (), lambda: [((), lag_s())])
+    gauge("kvlane_build_info", "1, with the version.", ("version",), lambda: [((version("kvlane"),), 1)])

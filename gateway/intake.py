@@ -1,0 +1,95 @@
+"""What routing may know of a request: its size, its identity and its like, from its body, its headers and its past.
+
+    model      by its own name, whatever the client calls it
+    prompt     read as the model reads it: tokens, and the chain of hashes over them
+    ring key   prompt_cache_key, else the session header, else what its like begin with
+    output     allowed: max_tokens, else the 90th percentile of its tenant and model; expected: their mean
+    pools      by length
+
+The parsed body is dropped here, as soon as its prompt has been read.
+"""
+
+from collections.abc import Callable, Mapping
+
+from xxhash import xxh3_64_intdigest
+
+from gateway.exchange import Exchange
+from gateway.fleet import Fleet, ModelFacts
+from gateway.tokens import PromptReader, Reading
+from gateway.trace import Trace
+from gateway.usage import Usage
+from policies.keys import RingKeys
+from policies.learned import OutputHabits
+from policies.pools import Standing
+from policies.request import BlockHash
+
+SURE_SHARE = 0.6  # of an estimate from bytes: hardly any text has more than 6.7 bytes a token
+NO_READING = Reading(0, (), 64, None, None, True)
+
+
+class Intake:
+    """Reads requests.
+
+    Args:
+        reader_of: Gives the reader of a model by its own name.
+        session_header: Names a session, in lower case; None where no header does.
+    """
+
+    def __init__(self, fleet: Fleet, reader_of: Callable[[str], PromptReader], session_header: str | None) -> None:
+        self._fleet = fleet
+        self._reader_of = reader_of
+        self._session_header = session_header
+        self._habits = OutputHabits()
+        self._keys = RingKeys()
+
+    async def read(self, exchange: Exchange, facts: ModelFacts, headers: Mapping[str, str], trace: Trace) -> Standing:
+        """Complete the exchange's inference request, and find the pools that it belongs to.
+
+        Raises:
+            ContextLengthExceeded: it fits into none.
+        """
+        call, route, tenant = exchange.call, exchange.route, exchange.tenant.name
+        document = call.document
+        reading, key = NO_READING, None
+        if document is not None:
+            root = facts.root_with(document.get("cache_salt"))
+            reading = await self._reader_of(facts.name).read(route, document, root, facts.unit_tokens)
+            key = self._key(document.get("prompt_cache_key"), headers, root, reading)
+        call.document = document = None
+        prompt_tokens = reading.prompt_tokens
+        allowed = call.max_tokens
+        if allowed is None:
+            most = min(facts.most_tokens, 1 << 31) - prompt_tokens
+            allowed = self._habits.allowed_tokens(tenant, facts.name, max(1, int(most)))
+        expected = self._habits.expected_tokens(tenant, facts.name, allowed) * call.choices
+        exchange.inference = inference = exchange.inference._replace(
+            model=facts.name,
+            prompt_tokens=prompt_tokens,
+            output_tokens=expected,
+            prefix=reading.prefix,
+            ring_key=key,
+            allowed_tokens=allowed,
+            unit_tokens=reading.unit_tokens,
+        )
+        trace.prompt_tokens = prompt_tokens
+        sure = prompt_tokens if reading.is_exact else int(SURE_SHARE * prompt_tokens)
+        standing = self._fleet.standing(inference, sure, route.prompt_field)
+        trace.pool = standing.own.name
+        return standing
+
+    def learn(self, exchange: Exchange, usage: Usage) -> None:
+        """Note how long an answer became."""
+        if usage.output_tokens is not None and exchange.route.generates:
+            choices = exchange.call.choices
+            self._habits.learn(exchange.tenant.name, exchange.inference.model, usage.output_tokens // choices)
+
+    def _key(
+        self, cache_key: object, headers: Mapping[str, str], root: BlockHash, reading: Reading
+    ) -> BlockHash | None:
+        """Give what the request goes by on the ring."""
+        named = cache_key if isinstance(cache_key, str) else None
+        if not named and self._session_header is not None:
+            named = headers.get(self._session_header)
+        if named:
+            return BlockHash(xxh3_64_intdigest(named.encode("utf-8", "surrogatepass"), root))
+        return self._keys.key_of(reading.system_key, reading.opening_key)

@@ -1,0 +1,87 @@
+"""Lease: one request's charge on one endpoint.
+
+A context manager; leaving it, in whatever way, gives back exactly what was charged, exactly once. It belongs to the
+Endpoint it was taken on: when an engine restarts, its Endpoint is replaced by a new one with clean books, and old leases
+end on the old one.
+"""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from gateway.members import Member
+from gateway.usage import Usage
+from policies import books
+from policies.endpoint import Endpoint
+from policies.policy import Choice
+from policies.request import InferenceRequest
+
+
+class Lease:
+    """One request's charge on one endpoint."""
+
+    __slots__ = ("_charge", "_clock", "_is_open", "_output_tokens", "choice", "member")
+
+    def __init__(self, member: Member, choice: Choice, request: InferenceRequest, clock: Callable[[], float]) -> None:
+        now = clock()
+        index = member.pool.index
+        self.member = member
+        self._output_tokens: int | None = None
+        if choice.cached_tokens is None and request.prefix:
+            held = index.matched_on(choice.endpoint, request.prefix) * request.unit_tokens
+            choice = choice._replace(cached_tokens=held)
+        self.choice = choice
+        self._clock = clock
+        self._is_open = True
+        self._charge = books.dispatch(choice.endpoint, request, now, choice.cached_tokens or 0)
+        index.learn(choice.endpoint, request.prefix, now)
+        member.leases_total += 1
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The incarnation that was charged."""
+        return self.choice.endpoint
+
+    def first_token(self) -> None:
+        """Note that the prefill is done."""
+        if self._is_open and not self._charge.is_decoding:
+            books.first_token(self._charge, self._clock())
+
+    def used(self, usage: Usage) -> None:
+        """Note what the engine says of an answer that ended well: what it made, and what it had cached."""
+        self._output_tokens = usage.output_tokens
+        request = self._charge.request
+        if usage.prompt_tokens:
+            self.member.forecast.note(
+                usage.prompt_tokens,
+                self._charge.cached_tokens,
+                usage.cached_tokens,
+                request.unit_tokens,
+                self._clock(),
+            )
+
+    def served(self) -> None:
+        """Note that the engine answered: it lives, whatever it said."""
+        self.endpoint.health.served()
+
+    def failed(self) -> None:
+        """Note that the engine could not be reached or broke off."""
+        self.endpoint.health.failed()
+
+    def not_now(self, retry_after_s: float) -> None:
+        """Note that the engine asked to be left alone."""
+        self.endpoint.health.not_now(self._clock(), retry_after_s)
+
+    def drain(self) -> None:
+        """Note that the engine is shutting down."""
+        self.endpoint.health.drain()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._is_open
+        self._is_open = False
+        books.finish(self._charge, self._clock(), self._output_tokens)

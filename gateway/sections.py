@@ -1,0 +1,120 @@
+"""Sections of the configuration that stand alone: how the gateway listens, waits, watches, stops and writes.
+
+Frozen, and strict about unknown keys; keys carry their unit. `config.py` puts them together.
+"""
+
+from typing import Annotated, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+MEBIBYTE = 1 << 20
+
+
+def _no_bool(value: object) -> object:
+    """Refuse `yes` and `true` where a number is meant: Python would take them for 1."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number")
+    return value
+
+
+Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_no_bool)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_no_bool)]
+Count = Annotated[int, Field(ge=1), BeforeValidator(_no_bool)]
+
+
+class Section(BaseModel):
+    """A part of the configuration: frozen, and strict about unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Listen(Section):
+    """Where the gateway listens, and how much it takes from one client."""
+
+    host: str = Field("127.0.0.1", description="Address of the API.")
+    port: Port = Field(8080, description="Port of the API: /v1/*, /healthz, /readyz. 0 takes any free one.")
+    admin_host: str = Field("127.0.0.1", description="Address of the admin listener; keep it off public networks.")
+    admin_port: Port = Field(8081, description="Port of the admin listener: /metrics, /admin/*.")
+    max_body_bytes: Count = Field(64 * MEBIBYTE, description="A larger request body is refused with 413.")
+    max_header_bytes: Count = Field(16384, description="A longer request line or header is refused.")
+    max_headers: Count = Field(128, description="More header lines are refused.")
+    body_timeout_s: Seconds = Field(60, description="A client that sends nothing of its body for so long gets 408.")
+    keepalive_s: Seconds = Field(75, description="An idle client connection is closed after this.")
+    write_timeout_s: Seconds = Field(
+        600, description="A client that takes nothing of its answer for so long is cut off."
+    )
+
+    @model_validator(mode="after")
+    def _listeners_differ(self) -> Self:
+        if self.port and (self.host, self.port) == (self.admin_host, self.admin_port):
+            raise ValueError("port and admin_port must differ")
+        return self
+
+
+class Timeouts(Section):
+    """How long the gateway waits for engines. There is no total timeout: a slow stream may last for hours."""
+
+    connect_s: Seconds = Field(2, description="To open a connection to an engine.")
+    first_byte_s: Seconds = Field(300, description="From sending a request to the first byte of the answer's body.")
+    idle_s: Seconds = Field(120, description="Between bytes of an answer that has begun.")
+    deadline_s: Seconds = Field(
+        600,
+        description="From a request's arrival to the first byte, over all tries; "
+        "a client's own x-stainless-read-timeout shortens it.",
+    )
+
+
+class Retries(Section):
+    """Second chances on other endpoints, before the first byte."""
+
+    max_tries: Count = Field(3, description="Endpoints tried for one request, the first included.")
+    budget: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.2, description="Retries as a share of requests, at most: an outage must not double the load."
+    )
+    window_s: Seconds = Field(10, description="Over how long that share is counted.")
+    floor: Annotated[int, Field(ge=0)] = Field(
+        10, description="Retries that are always allowed within the window, for when there is little traffic."
+    )
+
+
+class Health(Section):
+    """How endpoints are watched."""
+
+    interval_s: Seconds = Field(1, description="Between health checks of an endpoint.")
+    timeout_s: Seconds = Field(3, description="A slower answer counts as none; SGLang's takes a second by design.")
+    state_interval_s: Seconds = Field(1, description="Between readings of an engine's load and cache figures.")
+
+
+class Connections(Section):
+    """Connections to engines."""
+
+    idle_s: Seconds = Field(
+        3, description="An idle one is closed after this; engines close theirs after 5 s, so stay below."
+    )
+    max_idle: Count = Field(1024, description="Idle ones kept per endpoint.")
+
+
+class Shutdown(Section):
+    """What SIGTERM starts."""
+
+    grace_s: Annotated[float, Field(ge=0)] = Field(
+        5,
+        description="/readyz says 503 at once, but new requests are served for so long: balancers need to notice.",
+    )
+    drain_s: Annotated[float, Field(ge=0)] = Field(
+        600, description="Running requests may take so long to end; then they are cut off."
+    )
+
+
+class AccessLog(Section):
+    """One JSON line a request."""
+
+    path: str | None = Field(None, description="File to append to, `-` for standard output; none by default.")
+
+
+class Routing(Section):
+    """What requests go by, beside their prompts."""
+
+    session_header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")] | None = Field(
+        None, description="A request header that names a session: it takes the place of the system prompt on the ring."
+    )
