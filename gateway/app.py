@@ -121,8 +121,11 @@ class Gateway:
         """Listen, and begin to watch the engines.
 
         Raises:
-            StartError: an address cannot be listened on.
+            StartError: an address cannot be listened on, a tokenizer cannot be read.
         """
+        problems = await self._readers.start()
+        if problems:
+            raise StartError("; ".join(problems))
         listen = self._config.listen
         loop = asyncio.get_running_loop()
         try:
@@ -176,6 +179,7 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._probe.close()
+        await self._readers.close()
         if self._admin_runner is not None:
             await self._admin_runner.cleanup()
         await self._session.close()

@@ -1,8 +1,8 @@
 """Lease: one request's charge on one endpoint.
 
 A context manager; leaving it, in whatever way, gives back exactly what was charged, exactly once. It belongs to the
-Endpoint it was taken on: when an engine restarts, its Endpoint is replaced by a new one with clean books, and old leases
-end on the old one.
+Endpoint it was taken on: when an engine restarts, its Endpoint is replaced by a new one with clean books, and old
+leases end on the old one.
 """
 
 from collections.abc import Callable

@@ -26,13 +26,13 @@ from random import Random
 
 import aiohttp
 
-from gateway.sections import Health
 from gateway.engines.adapter import Adapter, Page
 from gateway.engines.catalog import ADAPTERS
 from gateway.engines.detect import DETECT_PATHS, detect
 from gateway.engines.models import LIST_PATH, read_list
 from gateway.fleet import Fleet
 from gateway.members import Member
+from gateway.sections import Health
 from policies.health import State
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,6 @@ from aiohttp.web_request import BaseRequest
 from gateway import openai
 from gateway.attempt import Failure, ask, judge
 from gateway.client import ClientAnswer
-from gateway.sections import Listen, Retries, Timeouts
 from gateway.connection import Stalled
 from gateway.errors import GatewayError, InternalError, MethodNotAllowed, NotFound, Overloaded
 from gateway.exchange import Exchange, check_length, read_body
@@ -39,6 +38,7 @@ from gateway.models import Models
 from gateway.openai import Call
 from gateway.relay import Answer, AnswerKind
 from gateway.routes import ENGINE_ROUTES, MODELS_PATH, STORED_RESPONSE, STORED_RESPONSE_METHODS, Route
+from gateway.sections import Listen, Retries, Timeouts
 from gateway.stored import STORED_ROUTE, StoredResponses
 from gateway.tenants import Tenant, Tenants
 from gateway.trace import Trace

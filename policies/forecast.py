@@ -1,10 +1,11 @@
 """HitForecast: whether an engine's cache holds what we expect it to hold.
 
 For each answer there is what we expected to be cached and what the engine says was. The two are summed with weights
-that fade, so that a minute ago counts for little. They differ in the ordinary: units are coarser than blocks, caches evict,
-other clients share the engine. When they part by more than a fair share of the prompts, and for a while, something is
-wrong that no policy can make good: the template here is not the engine's, its blocks are larger than thought, its cache
-is off or smaller than it says. Engines that do not tell per request have counters; those are compared in the sum.
+that fade, so that a minute ago counts for little. They differ in the ordinary: units are coarser than blocks, caches
+evict, other clients share the engine. When they part by more than a fair share of the prompts, and for a while,
+something is wrong that no policy can make good: the template here is not the engine's, its blocks are larger than
+thought, its cache is off or smaller than it says. Engines that do not tell per request have counters; those are
+compared in the sum.
 """
 
 from math import exp

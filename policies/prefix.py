@@ -51,9 +51,9 @@ def block_hashes(
     return _chain(root, data, unit_tokens * ID_BYTES)
 
 
-def text_hashes(root: BlockHash, text: bytes) -> tuple[BlockHash, ...]:
-    """Hash each full chunk of 256 bytes, chained: identity for models without a tokenizer."""
-    return _chain(root, text, CHUNK_BYTES)
+def text_hashes(root: BlockHash, text: bytes, chunk_bytes: int = CHUNK_BYTES) -> tuple[BlockHash, ...]:
+    """Hash each full chunk, chained: identity for models without a tokenizer."""
+    return _chain(root, text, chunk_bytes)
 
 
 def media_ids(content: bytes, count: int) -> "array[int]":

@@ -34,7 +34,7 @@ LEVELS = (
     # 1: one thing each; siblings do not know each other, but for the pairs in MAY_KNOW
     (
         "openai + forms",
-        "tokens",
+        "tokens.*",
         "sse",
         "headers",
         "client",
@@ -74,7 +74,10 @@ ONLY_IN = {
     "prometheus_client": {"gateway.metrics"},
     "pydantic": {"gateway.config", "gateway.sections"},
     "redis": {"gateway.limiter", "gateway.peers", "gateway.tenants"},
-    "tokenizers": {"gateway.tokens"},
+    "tokenizers": {"gateway.tokens.loading", "gateway.tokens.checks"},
+    "huggingface_hub": {"gateway.tokens.loading"},
+    "fastokens": {"gateway.tokens.checks"},
+    "jinja2": {"gateway.tokens.template", "gateway.tokens.content", "gateway.tokens.loading"},
     "httptools": {"gateway.connection"},
     "typer": {"gateway.cli"},
     "uvloop": {"gateway.cli"},

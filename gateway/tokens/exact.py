@@ -1,0 +1,258 @@
+"""Reads prompts as their engine does: the model's chat template, then the model's tokenizer.
+
+    body --talk--> conversation --content--> what a template takes --template--> text
+    text --cut--> segments --followed, as far as they are known; else encoded--> ids --chain--> hashes
+
+What cannot be rendered is estimated: it is an engine that says what is wrong with it. So is what is longer than
+`max_text_bytes`, and what would have to wait too long for its ids: an exact count that comes late helps nobody.
+"""
+
+import re
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from gateway.routes import Route, Shape
+from gateway.tokens import BYTES_PER_TOKEN, PromptReader, Reading, estimate_prompt_tokens
+from gateway.tokens.content import OddBody, normalise, normalise_tools
+from gateway.tokens.encoding import Encode, Encoder
+from gateway.tokens.media import IMAGE_TOKENS
+from gateway.tokens.plain import LEADING_ROLES, OPENING_UNITS, ids_prompts, key_of, read_ids
+from gateway.tokens.segments import Chain, Cutter, Segments
+from gateway.tokens.talk import Talk, talk_of
+from gateway.tokens.template import ChatTemplates, NotRendered
+from gateway.tokens.turns import Turns
+from policies.prefix import media_ids
+from policies.request import BlockHash
+
+MAX_TEXT_BYTES = 4 << 20  # a million tokens: more than the contexts that are served
+RENDERED_INLINE_BYTES = 128 << 10  # longer conversations, or of more messages, are rendered in a thread
+RENDERED_INLINE_MESSAGES = 100
+MARK = re.compile("\x00media ([0-9]+)\x00")
+_EXACT_PATHS = frozenset(("/v1/embeddings", "/tokenize", "/classify", "/pooling"))
+
+
+class Model(NamedTuple):
+    """What is read with: one model's tokenizer and template, checked."""
+
+    name: str
+    encode: Encode
+    cutter: Cutter
+    templates: ChatTemplates | None
+    turns: Turns | None
+    before: Sequence[int] = ()
+    after: Sequence[int] = ()
+
+
+class TokenReader:
+    """Reads the prompts of one model.
+
+    Args:
+        model: Its tokenizer and template.
+        encoder: Threads, shared with other models.
+        segments: What it remembers.
+        fallback: For what cannot be read.
+        variables: Of the template, as the engines are started with them.
+        image_tokens: What a picture counts as.
+        max_text_bytes: Longer prompts are estimated.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        encoder: Encoder,
+        segments: Segments,
+        fallback: PromptReader,
+        *,
+        variables: Mapping[str, Any] | None = None,
+        image_tokens: int = IMAGE_TOKENS,
+        max_text_bytes: int = MAX_TEXT_BYTES,
+    ) -> None:
+        self._model = model
+        self._encoder = encoder
+        self._segments = segments
+        self._fallback = fallback
+        self._variables = dict(variables or {})
+        self._image_tokens = image_tokens
+        self._max_text_tokens = max_text_bytes // BYTES_PER_TOKEN
+        self._before = array("I", model.before).tobytes()
+        self._after = array("I", model.after).tobytes()
+
+    async def read(self, route: Route, document: dict[str, Any], root: BlockHash, unit_tokens: int) -> Reading:
+        """Read a prompt; what cannot be read is estimated."""
+        ids = ids_prompts(route, document)
+        if ids is not None:
+            return await read_ids(ids, root, unit_tokens)
+        size_tokens = estimate_prompt_tokens(document)
+        if size_tokens <= self._max_text_tokens:
+            try:
+                reading = await self._read(route, document, root, unit_tokens, size_tokens)
+            except (OddBody, NotRendered, UnicodeEncodeError):
+                reading = None
+            if reading is not None:
+                return reading
+        return await self._fallback.read(route, document, root, unit_tokens)
+
+    async def _read(
+        self, route: Route, document: dict[str, Any], root: BlockHash, unit_tokens: int, size_tokens: int
+    ) -> Reading | None:
+        talk = talk_of(route, document, self._variables)
+        if talk is not None:
+            return await self._read_talk(talk, root, unit_tokens, size_tokens)
+        texts = texts_of(route, document)
+        has_affixes = document.get("add_special_tokens", True) is not False
+        chains = [await self._chain(text, [], root, unit_tokens, has_affixes) for text in texts]
+        if not chains or None in chains:
+            return None
+        first, tokens = chains[0], sum(chain.tokens for chain in chains if chain)
+        assert first is not None
+        system_key, opening_key = self._keys(texts[0], root)
+        if opening_key is None:
+            hashes = first.hashes[:OPENING_UNITS]
+            opening_key = hashes[-1] if hashes else key_of(root, texts[0].encode())
+        is_exact = route.shape is Shape.COMPLETION or route.path in _EXACT_PATHS
+        return Reading(tokens, tuple(first.hashes), unit_tokens, system_key, opening_key, is_exact)
+
+    async def _read_talk(self, talk: Talk, root: BlockHash, unit_tokens: int, size_tokens: int) -> Reading | None:
+        media: list[bytes] = []
+        is_small = size_tokens * BYTES_PER_TOKEN <= RENDERED_INLINE_BYTES
+        if is_small and len(talk.messages or ()) <= RENDERED_INLINE_MESSAGES:
+            text = self._render(talk, media)
+        else:
+            text = await self._encoder.run(lambda: self._render(talk, media))
+        chain = await self._chain(text, media, root, unit_tokens, talk.add_special_tokens)
+        if chain is None:
+            return None
+        system_key, opening_key = self._talk_keys(talk, text, root)
+        is_exact = talk.is_whole and not media
+        return Reading(chain.tokens, tuple(chain.hashes), unit_tokens, system_key, opening_key, is_exact)
+
+    def _render(self, talk: Talk, media: list[bytes]) -> str:
+        if self._model.templates is None:
+            raise NotRendered("the model has no chat template")
+        tools = normalise_tools(talk.tools)
+        template = self._model.templates.choose(has_tools=tools is not None)
+        messages = normalise(
+            talk.messages, media, by_part=template.is_by_part, knows_developers=template.knows_developers
+        )
+        return template.render(
+            messages,
+            tools,
+            add_generation_prompt=talk.add_generation_prompt,
+            continue_final_message=talk.continue_final_message,
+            documents=talk.documents,
+            variables=talk.variables,
+        )
+
+    async def _chain(
+        self, text: str, media: Sequence[bytes], root: BlockHash, unit_tokens: int, has_affixes: bool
+    ) -> Chain | None:
+        """Read a text; None: too much else is being read."""
+        chain = self._segments.start(root, unit_tokens)
+        if has_affixes and self._before:
+            chain.pass_over(self._before)
+        if media:
+            *texts, text = self._put_pictures(text, media)
+            for piece in texts:
+                if isinstance(piece, bytes):
+                    chain.pass_over(piece)
+                elif not await self._extend(chain, piece):
+                    return None
+        if not await self._extend(chain, text):
+            return None
+        if has_affixes and self._after:
+            chain.pass_over(self._after)
+        return chain
+
+    def _put_pictures(self, text: str, media: Sequence[bytes]) -> list[Any]:
+        """Cut a text at its pictures; those that the template left out come before it."""
+        *parts, last = MARK.split(text)
+        found = {int(number) for number in parts[1::2]}
+        pieces: list[str | bytes] = [self._picture(media, at) for at in range(len(media)) if at not in found]
+        for piece, number in zip(parts[::2], parts[1::2], strict=True):
+            pieces += (piece, self._picture(media, int(number)))
+        return [*pieces, last]
+
+    def _picture(self, media: Sequence[bytes], at: int) -> bytes:
+        # A client can write a mark into its text: such a one is no picture.
+        return media_ids(media[at], self._image_tokens).tobytes() if at < len(media) else b""
+
+    async def _extend(self, chain: Chain, text: str) -> bool:
+        pieces = self._model.cutter.cut(text)
+        segments = [piece.encode() for piece in pieces]
+        at = 0
+        while at < len(segments) and chain.follow(segments[at]):
+            at += 1
+        if at == len(segments):
+            return True
+        memory = self._segments
+        keys = [memory.ids_key(segment) for segment in segments[at:]]
+        known = {key: ids for key in keys if (ids := memory.ids.get(key)) is not None}
+        missing = {key: piece for key, piece in zip(keys, pieces[at:], strict=True) if key not in known}
+        if missing:
+            encoded = await self._encoder.encode(self._model.encode, list(missing.values()), tuple(missing))
+            if encoded is None:
+                return False
+            for key, ids in zip(missing, encoded, strict=True):
+                known[key] = ids
+                memory.ids.put(key, ids, len(ids))
+        for key, segment in zip(keys, segments[at:], strict=True):
+            await chain.extend(segment, known[key])
+        return True
+
+    def _keys(self, text: str, root: BlockHash) -> tuple[BlockHash | None, BlockHash | None]:
+        """Name head and opening of a rendered conversation, as they stand in its text."""
+        turns = self._model.turns
+        head = turns.head_of(text) if turns else None
+        if turns is None or head is None:
+            return None, None
+        system_key = None if head in turns.bare_heads or not head else key_of(root, head.encode())
+        return system_key, key_of(root, turns.opening_of(text, head).encode())
+
+    def _talk_keys(self, talk: Talk, text: str, root: BlockHash) -> tuple[BlockHash | None, BlockHash | None]:
+        system_key, opening_key = self._keys(text, root)
+        leading = []
+        first_user = None
+        for message in talk.messages:
+            role = message["role"]
+            if role == "user":
+                first_user = message
+                break
+            if role in LEADING_ROLES:
+                leading.append(message)
+        turns = self._model.turns
+        if turns is not None and turns.holds_all and opening_key is not None:
+            return system_key if leading or talk.tools else None, opening_key
+        # The text does not show it in one place, so what it was made of is named.
+        system_key = key_of(root, _dumped([leading, talk.tools])) if leading or talk.tools else None
+        if first_user is None:
+            return system_key, None
+        return system_key, key_of(system_key or root, _dumped(first_user))
+
+
+def texts_of(route: Route, document: dict[str, Any]) -> list[str]:
+    """Give the texts that a body without a conversation has tokenized, first one first.
+
+    Raises:
+        OddBody: an engine would refuse it.
+    """
+    found: list[str] = []
+    for name in ("prompt", "input", "query", "queries", "text_1", "text_2", "data_1", "data_2", "documents"):
+        value = document.get(name)
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        for text in values:
+            if isinstance(text, dict):
+                text = text.get("text")
+            if not isinstance(text, str):
+                raise OddBody(f"{name} is a text, or several")
+            found.append(text)
+    return found
+
+
+def _dumped(value: object) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError as error:
+        raise OddBody("nested too deeply") from error

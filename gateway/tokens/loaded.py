@@ -1,0 +1,79 @@
+"""The reader of one model while its tokenizer is loaded, and then.
+
+    loading --the tokenizer is there--> exact
+       |--there is none----------------> failed: bytes are all that there is, and the log says why
+
+Loading takes seconds, so it is done in a thread, and prompts are read as text meanwhile.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from gateway.routes import Route
+from gateway.tokens import PromptReader, Reading
+from gateway.tokens.checks import cutter_for, encode_of, fast_encode_of
+from gateway.tokens.exact import Model
+from gateway.tokens.loading import ModelTokenizer, NotLoaded
+from gateway.tokens.segments import Segments
+from gateway.tokens.turns import learn
+from policies.request import BlockHash
+
+log = logging.getLogger(__name__)
+
+IDS_BYTES = 48 << 20  # of segments: 12 million tokens
+LINKS_BYTES = 16 << 20  # of chains: some 20 million tokens in units of 64
+
+
+class LoadingReader:
+    """Reads as text until the tokenizer is there.
+
+    Args:
+        load: Makes the reader; may take seconds, in a thread.
+        meanwhile: Reads until then, and if there is none.
+        name: The model, for the log.
+    """
+
+    def __init__(self, load: Callable[[], PromptReader], meanwhile: PromptReader, name: str) -> None:
+        self._load = load
+        self._reader = meanwhile
+        self._name = name
+        self.is_loaded = False
+        self.problem: str | None = None
+        """Why there is no tokenizer."""
+
+    async def load(self) -> None:
+        """Load it; never raises for what is wrong with it."""
+        try:
+            self._reader = await asyncio.to_thread(self._load)
+        except NotLoaded as error:
+            self.problem = str(error)
+            log.warning("model %s is read without its tokenizer: %s", self._name, error)
+        else:
+            self.is_loaded = True
+            log.info("the tokenizer of model %s is loaded", self._name)
+
+    async def read(self, route: Route, document: dict[str, Any], root: BlockHash, unit_tokens: int) -> Reading:
+        """Read a prompt with what there is."""
+        return await self._reader.read(route, document, root, unit_tokens)
+
+
+def checked(name: str, loaded: ModelTokenizer, *, is_fast_wanted: bool = True) -> Model:
+    """Make a model of a tokenizer: with a faster one if that agrees, cutting texts where that changes nothing."""
+    exact = encode_of(loaded.tokenizer)
+    tokens = [
+        token.content
+        for token in loaded.tokenizer.get_added_tokens_decoder().values()
+        if token.content and not token.normalized
+    ]
+    turns = learn(loaded.templates, tokens) if loaded.templates else None
+    cutter = cutter_for(loaded.tokenizer, exact, sorted(turns.openers) if turns else (), name)
+    fast = fast_encode_of(loaded.tokenizer, exact, name) if is_fast_wanted else None
+    return Model(name, fast or exact, cutter, loaded.templates, turns, loaded.before, loaded.after)
+
+
+def memory_of(*, ids_bytes: int = IDS_BYTES, links_bytes: int = LINKS_BYTES) -> Segments:
+    """Make a memory with a seed that nobody knows."""
+    return Segments(secrets.randbits(64), max_ids_bytes=ids_bytes, max_links_bytes=links_bytes)
