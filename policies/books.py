@@ -39,12 +39,18 @@ def dispatch(endpoint: Endpoint, request: InferenceRequest, now: float, cached_t
     return charge
 
 
-def first_token(charge: Charge, now: float) -> None:
-    """Move a charged request from prefill to decode."""
+def first_token(charge: Charge, now: float, *, is_seen: bool = True) -> None:
+    """Move a charged request from prefill to decode.
+
+    Args:
+        is_seen: False where it must have come by now but nobody could see it: answers that are not streamed. Nothing is
+            learned from those.
+    """
     assert charge.first_token_at is None
     endpoint, books = charge.endpoint, charge.endpoint.outstanding
     half = charge.request.output_tokens // 2
-    if charge.was_first and charge.uncached_tokens >= MIN_PREFILL_TOKENS:
+    charge.was_seen = is_seen
+    if is_seen and charge.was_first and charge.uncached_tokens >= MIN_PREFILL_TOKENS:
         endpoint.work.observe_prefill(
             charge.prefill_s + 1.5 * endpoint.work.step_s(books.decoding, books.context_tokens),
             now - charge.dispatched_at,
@@ -71,7 +77,7 @@ def finish(charge: Charge, now: float, output_tokens: int | None = None) -> None
     if charge.first_token_at is None:
         _end_prefill(charge, now)
     else:
-        if output_tokens is not None and output_tokens >= MIN_STREAM_TOKENS:
+        if charge.was_seen and output_tokens is not None and output_tokens >= MIN_STREAM_TOKENS:
             own_s = now - charge.first_token_at - (books.prefilled_s - charge.prefilled_s)
             last = endpoint.work.step_s(books.decoding, books.context_tokens)
             endpoint.work.observe_decode((charge.step_s + last) / 2, own_s / (output_tokens - 1))

@@ -50,6 +50,8 @@ class Charge:
     was_first: bool
     """Nothing else was waiting for its prefill: the time to the first token is this prompt's own."""
     first_token_at: float | None = None
+    was_seen: bool = True
+    """Whether the first token was seen, and not only thought to have come by now."""
     prefilled_s: float = 0.0
     """The endpoint's `prefilled_s` at the first token."""
     step_s: float = 0.0

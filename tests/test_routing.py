@@ -303,3 +303,13 @@ async def test_an_alias_is_served_as_the_model_that_it_names() -> None:
         seen = whole.cluster[0].facts.recent[-1]
         assert b"\r\n\r\nsim\r\n--b\r\n" in next(s.body for s in whole.cluster[0].facts.recent if "audio" in s.target)
         assert seen
+
+
+async def test_answers_that_are_not_streamed_leave_the_prefill_queue_when_they_must_have() -> None:
+    """Else an endpoint that writes long answers would look as if it had prompts to work through."""
+    async with house(1, FOR_LONG) as whole:
+        running = [asyncio.create_task(whole.ask(text(40 + at, 500), tokens=10_000)) for at in range(4)]
+        await until(lambda: sum(whole.in_flight) == 4, "4 in flight")
+        books = whole.endpoints[0].outstanding
+        await until(lambda: (books.decoding, books.prefill_tokens) == (4, 0), "all four are thought to decode")
+        await leave(running)

@@ -208,3 +208,14 @@ def test_observations_in_turn_move_the_model_in_turn() -> None:
         served(at, prompt=4096, ttft_s=10.0, tpot_s=0.007, output=8)
         slow.append(at.work.p1)
     assert all(before < after for before, after in pairwise(slow))
+
+
+def test_a_first_token_that_nobody_saw_teaches_nothing() -> None:
+    at = endpoint()
+    before = repr(at.work)
+    charge = books.dispatch(at, request("r", (1, 40), output=100), 0.0)
+    books.first_token(charge, 9.0, is_seen=False)
+    assert at.outstanding.decoding == 1
+    books.finish(charge, 99.0, 100)
+    assert repr(at.work) == before
+    assert at.outstanding == Outstanding()
