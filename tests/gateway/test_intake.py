@@ -1,7 +1,6 @@
 """Intake: what routing gets to know of a request."""
 
 import asyncio
-from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -57,8 +56,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
-    yield Desk()
+def desk() -> Desk:
+    return Desk()
 
 
 def saying(*texts: str, **fields: Any) -> dict[str, Any]:
