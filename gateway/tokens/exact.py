@@ -7,25 +7,26 @@ What cannot be rendered is estimated: it is an engine that says what is wrong wi
 `max_text_bytes`, and what would have to wait too long for its ids: an exact count that comes late helps nobody.
 """
 
+import logging
 import re
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-
-import orjson
 
 from gateway.routes import Route, Shape
 from gateway.tokens import BYTES_PER_TOKEN, PromptReader, Reading, estimate_prompt_tokens
 from gateway.tokens.content import OddBody, normalise, normalise_tools
 from gateway.tokens.encoding import Encode, Encoder
 from gateway.tokens.media import IMAGE_TOKENS
-from gateway.tokens.plain import LEADING_ROLES, OPENING_UNITS, ids_prompts, key_of, read_ids
+from gateway.tokens.plain import OPENING_UNITS, ids_prompts, key_of, read_ids
 from gateway.tokens.segments import Chain, Cutter, Segments
-from gateway.tokens.talk import Talk, talk_of
+from gateway.tokens.talk import Talk, has_head, keys_of, talk_of, texts_of
 from gateway.tokens.template import ChatTemplates, NotRendered
 from gateway.tokens.turns import Turns
 from policies.prefix import media_ids
 from policies.request import BlockHash
+
+log = logging.getLogger("kvlane.tokens")
 
 MAX_TEXT_BYTES = 4 << 20  # a million tokens: more than the contexts that are served
 RENDERED_INLINE_BYTES = 128 << 10  # longer conversations, or of more messages, are rendered in a thread
@@ -79,6 +80,8 @@ class TokenReader:
         self._max_text_tokens = max_text_bytes // BYTES_PER_TOKEN
         self._before = array("I", model.before).tobytes()
         self._after = array("I", model.after).tobytes()
+        self.faults = 0
+        """Prompts that failed to be read in a way that nobody thought of."""
 
     async def read(self, route: Route, document: dict[str, Any], root: BlockHash, unit_tokens: int) -> Reading:
         """Read a prompt; what cannot be read is estimated."""
@@ -91,6 +94,11 @@ class TokenReader:
                 reading = await self._read(route, document, root, unit_tokens, size_tokens)
             except (OddBody, NotRendered, UnicodeEncodeError):
                 reading = None
+            except Exception:  # a fault of ours, or of a template; the request goes on, and the log has the first
+                reading = None
+                self.faults += 1
+                if self.faults == 1:
+                    log.exception("model %s: a prompt could not be read, and is estimated", self._model.name)
             if reading is not None:
                 return reading
         return await self._fallback.read(route, document, root, unit_tokens)
@@ -212,47 +220,9 @@ class TokenReader:
         return system_key, key_of(root, turns.opening_of(text, head).encode())
 
     def _talk_keys(self, talk: Talk, text: str, root: BlockHash) -> tuple[BlockHash | None, BlockHash | None]:
-        system_key, opening_key = self._keys(text, root)
-        leading = []
-        first_user = None
-        for message in talk.messages:
-            role = message["role"]
-            if role == "user":
-                first_user = message
-                break
-            if role in LEADING_ROLES:
-                leading.append(message)
         turns = self._model.turns
-        if turns is not None and turns.holds_all and opening_key is not None:
-            return system_key if leading or talk.tools else None, opening_key
-        # The text does not show it in one place, so what it was made of is named.
-        system_key = key_of(root, _dumped([leading, talk.tools])) if leading or talk.tools else None
-        if first_user is None:
-            return system_key, None
-        return system_key, key_of(system_key or root, _dumped(first_user))
-
-
-def texts_of(route: Route, document: dict[str, Any]) -> list[str]:
-    """Give the texts that a body without a conversation has tokenized, first one first.
-
-    Raises:
-        OddBody: an engine would refuse it.
-    """
-    found: list[str] = []
-    for name in ("prompt", "input", "query", "queries", "text_1", "text_2", "data_1", "data_2", "documents"):
-        value = document.get(name)
-        values = value if isinstance(value, list) else [] if value is None else [value]
-        for text in values:
-            if isinstance(text, dict):
-                text = text.get("text")
-            if not isinstance(text, str):
-                raise OddBody(f"{name} is a text, or several")
-            found.append(text)
-    return found
-
-
-def _dumped(value: object) -> bytes:
-    try:
-        return orjson.dumps(value)
-    except orjson.JSONEncodeError as error:
-        raise OddBody("nested too deeply") from error
+        if turns is not None and turns.holds_all:
+            system_key, opening_key = self._keys(text, root)
+            if opening_key is not None:
+                return system_key if has_head(talk) else None, opening_key
+        return keys_of(talk, root)  # the text does not show it in one place

@@ -11,8 +11,8 @@ Keys are XXH3 of 128 bits over a segment's text, with the key before as seed, so
 beginning. The first seed is drawn for the process: nobody outside can make two texts collide.
 
 Cutting is exact for tokens that the tokenizer finds in the text before it does anything else: those that are not
-normalised, take no blanks from their neighbours, do not ask whether they stand alone, and cannot lie across another
-such token. `cut_tokens` gives those; `checks` then tries them on sample texts as well.
+normalised (or where nothing normalises), take no blanks from their neighbours, do not ask whether they stand alone, and
+cannot lie across another such token. `cut_tokens` gives those; `checks` then tries them on sample texts as well.
 """
 
 import asyncio
@@ -46,8 +46,6 @@ class Added(Protocol):
     def lstrip(self) -> bool: ...
     @property
     def rstrip(self) -> bool: ...
-    @property
-    def normalized(self) -> bool: ...
 
 
 class Link(NamedTuple):
@@ -174,18 +172,24 @@ class Chain:
 
 
 def cut_tokens(added: Iterable[Added], wanted: Iterable[str]) -> tuple[str, ...]:
-    """Give those of the wanted tokens at which a text may be cut."""
-    tokens = list(added)
+    """Give those of the wanted tokens at which a text may be cut.
+
+    Args:
+        added: All that the tokenizer finds in text as it stands.
+        wanted: Where cuts would be of use.
+    """
+    tokens = [token for token in added if token.content]
     if any(token.single_word for token in tokens):
         return ()
-    raw = [token.content for token in tokens if not token.normalized]
+    names = set(wanted)
     clean = {
         token.content
         for token in tokens
-        if token.content and not (token.normalized or token.lstrip or token.rstrip)
-        if not any(_overlaps(other, token.content) for other in raw if other != token.content)
+        if token.content in names
+        and not (token.lstrip or token.rstrip)
+        and not any(_overlaps(other.content, token.content) for other in tokens if other.content != token.content)
     }
-    return tuple(sorted(clean.intersection(wanted)))
+    return tuple(sorted(clean))
 
 
 def _overlaps(other: str, token: str) -> bool:
