@@ -5,6 +5,7 @@ Both are reasoned to be exact, and neither is taken on reason alone: the tokeniz
 
 import json
 import logging
+from array import array
 from collections.abc import Iterator, Sequence
 
 from tokenizers import AddedToken, Tokenizer
@@ -53,15 +54,17 @@ def tokens_as_they_stand(tokenizer: Tokenizer) -> list[AddedToken]:
 def cutter_for(tokenizer: Tokenizer, encode: Encode, openers: Sequence[str], name: str) -> Cutter:
     """Give what cuts rendered texts before turns; it cuts nothing where that would change the ids."""
     added = tokens_as_they_stand(tokenizer)
-    cutter = Cutter(cut_tokens(added, openers))
+    numbers = {text: tokenizer.token_to_id(text) for text in cut_tokens(added, openers)}
+    cutter = Cutter({text: number for text, number in numbers.items() if number is not None})
     if not cutter.tokens:
         return cutter
     others = [token.content for token in added][:50]
     for text in samples([*cutter.tokens, *others]):
-        pieces = [number for piece in cutter.cut(text) for number in encode(piece)]
-        if pieces != list(encode(text)):
+        pieces = [array("I", encode(piece)).tobytes() for piece in cutter.cut(text)]
+        whole = array("I", encode(text)).tobytes()
+        if b"".join(pieces) != whole or (whole and cutter.cut_ids(whole, len(pieces)) != pieces):
             log.warning("%s: its ids are not kept by segment: cutting at %s changes them", name, cutter.tokens)
-            return Cutter(())
+            return Cutter({})
     return cutter
 
 

@@ -7,6 +7,7 @@ What cannot be rendered is estimated: it is an engine that says what is wrong wi
 `max_text_bytes`, and what would have to wait too long for its ids: an exact count that comes late helps nobody.
 """
 
+import asyncio
 import logging
 import re
 from array import array
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 from gateway.routes import Route, Shape
 from gateway.tokens import BYTES_PER_TOKEN, PromptReader, Reading, estimate_prompt_tokens
 from gateway.tokens.content import OddBody, normalise, normalise_tools
-from gateway.tokens.encoding import Encode, Encoder
+from gateway.tokens.encoding import INLINE_CHARS, LARGE_BYTES, Encode, Encoder
 from gateway.tokens.media import IMAGE_TOKENS
 from gateway.tokens.plain import OPENING_UNITS, ids_prompts, key_of, read_ids
 from gateway.tokens.segments import Chain, Cutter, Segments
@@ -31,6 +32,7 @@ log = logging.getLogger("kvlane.tokens")
 MAX_TEXT_BYTES = 4 << 20  # a million tokens: more than the contexts that are served
 RENDERED_INLINE_BYTES = 128 << 10  # longer conversations, or of more messages, are rendered in a thread
 RENDERED_INLINE_MESSAGES = 100
+SEGMENTS_IN_A_ROW = 128  # read anew before the loop has its turn: half a millisecond
 MARK = re.compile("\x00media ([0-9]+)\x00")
 _EXACT_PATHS = frozenset(("/v1/embeddings", "/tokenize", "/classify", "/pooling"))
 
@@ -45,6 +47,8 @@ class Model(NamedTuple):
     turns: Turns | None
     before: Sequence[int] = ()
     after: Sequence[int] = ()
+    inline_chars: int = INLINE_CHARS
+    """Texts up to this length are encoded on the loop."""
 
 
 class TokenReader:
@@ -106,6 +110,8 @@ class TokenReader:
     async def _read(
         self, route: Route, document: dict[str, Any], root: BlockHash, unit_tokens: int, size_tokens: int
     ) -> Reading | None:
+        if size_tokens * BYTES_PER_TOKEN > LARGE_BYTES:
+            await self._encoder.turnstile.pass_through()
         talk = talk_of(route, document, self._variables)
         if talk is not None:
             return await self._read_talk(talk, root, unit_tokens, size_tokens)
@@ -126,7 +132,7 @@ class TokenReader:
     async def _read_talk(self, talk: Talk, root: BlockHash, unit_tokens: int, size_tokens: int) -> Reading | None:
         media: list[bytes] = []
         is_small = size_tokens * BYTES_PER_TOKEN <= RENDERED_INLINE_BYTES
-        if is_small and len(talk.messages or ()) <= RENDERED_INLINE_MESSAGES:
+        if is_small and len(talk.messages) <= RENDERED_INLINE_MESSAGES:
             text = self._render(talk, media)
         else:
             text = await self._encoder.run(lambda: self._render(talk, media))
@@ -188,26 +194,47 @@ class TokenReader:
         return media_ids(media[at], self._image_tokens).tobytes() if at < len(media) else b""
 
     async def _extend(self, chain: Chain, text: str) -> bool:
+        """Read the next of a prompt's text; False: too much else is being read."""
+        if not text:
+            return True
+        is_large = len(text) > LARGE_BYTES
+        if is_large:
+            await self._encoder.turnstile.pass_through()
         pieces = self._model.cutter.cut(text)
         segments = [piece.encode() for piece in pieces]
-        at = 0
-        while at < len(segments) and chain.follow(segments[at]):
-            at += 1
+        at = _follow(chain, segments, 0)
         if at == len(segments):
             return True
         memory = self._segments
+        known: dict[int, bytes] = {}
+        missing: dict[int, str] = {}
         keys = [memory.ids_key(segment) for segment in segments[at:]]
-        known = {key: ids for key in keys if (ids := memory.ids.get(key)) is not None}
-        missing = {key: piece for key, piece in zip(keys, pieces[at:], strict=True) if key not in known}
-        if missing:
-            encoded = await self._encoder.encode(self._model.encode, list(missing.values()), tuple(missing))
-            if encoded is None:
-                return False
-            for key, ids in zip(missing, encoded, strict=True):
+        for key, piece in zip(keys, pieces[at:], strict=True):
+            ids = memory.ids.get(key)
+            if ids is None:
+                missing[key] = piece
+            else:
                 known[key] = ids
-                memory.ids.put(key, ids, len(ids))
-        for key, segment in zip(keys, segments[at:], strict=True):
+        if missing:
+            ids = await self._encoder.encode(
+                self._model.encode,
+                "".join(missing.values()),
+                (self._model.name, *missing),
+                inline_chars=self._model.inline_chars,
+            )
+            if ids is None:
+                return False
+            if is_large:
+                await self._encoder.turnstile.pass_through()
+            for key, part in zip(missing, self._model.cutter.cut_ids(ids, len(missing)), strict=True):
+                known[key] = part
+                memory.ids.put(key, part, len(part))
+            behind = _follow(chain, segments, at)  # another request may have been here meanwhile
+            keys, at = keys[behind - at :], behind
+        for count, (key, segment) in enumerate(zip(keys, segments[at:], strict=True), 1):
             await chain.extend(segment, known[key])
+            if not count % SEGMENTS_IN_A_ROW:
+                await asyncio.sleep(0)
         return True
 
     def _keys(self, text: str, root: BlockHash) -> tuple[BlockHash | None, BlockHash | None]:
@@ -226,3 +253,10 @@ class TokenReader:
             if opening_key is not None:
                 return system_key if has_head(talk) else None, opening_key
         return keys_of(talk, root)  # the text does not show it in one place
+
+
+def _follow(chain: Chain, segments: Sequence[bytes], at: int) -> int:
+    """Follow what is known from a segment on; give the first that is not."""
+    while at < len(segments) and chain.follow(segments[at]):
+        at += 1
+    return at

@@ -16,9 +16,11 @@ cannot lie across another such token. `cut_tokens` gives those; `checks` then tr
 """
 
 import asyncio
+import contextlib
 import re
+from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from xxhash import xxh3_128_intdigest
@@ -198,10 +200,15 @@ def _overlaps(other: str, token: str) -> bool:
 
 
 class Cutter:
-    """Cuts texts before tokens."""
+    """Cuts texts before tokens, and ids as the text would be cut.
 
-    def __init__(self, tokens: Sequence[str]) -> None:
+    Args:
+        tokens: Each with its id.
+    """
+
+    def __init__(self, tokens: Mapping[str, int]) -> None:
         self.tokens = tuple(tokens)
+        self._ids = tuple(tokens.values())
         self._pattern = re.compile("|".join(map(re.escape, tokens))) if len(tokens) > 1 else None
 
     def cut(self, text: str) -> list[str]:
@@ -217,3 +224,23 @@ class Cutter:
         if not starts or starts[0]:
             starts.insert(0, 0)
         return [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+
+    def cut_ids(self, ids: bytes, pieces: int) -> list[bytes]:
+        """Cut the ids of so many pieces that were joined; each but perhaps the first begins with a token of these."""
+        if pieces == 1:
+            return [ids]
+        values = array("I", ids)
+        starts = sorted(at for number in self._ids for at in _places(values, number))
+        if len(starts) < pieces:
+            starts.insert(0, 0)
+        assert len(starts) == pieces, f"{pieces} pieces begin {len(starts)} times"
+        ends = [*starts[1:], len(values)]
+        return [ids[start * ID_BYTES : end * ID_BYTES] for start, end in zip(starts, ends, strict=True)]
+
+
+def _places(values: "array[int]", number: int) -> Iterator[int]:
+    at = -1
+    with contextlib.suppress(ValueError):
+        while True:
+            at = values.index(number, at + 1)
+            yield at

@@ -61,7 +61,7 @@ def _from_chat(document: dict[str, Any], defaults: Mapping[str, Any], *, is_chat
     if get("chat_template") is not None:
         raise OddBody("a template of the client's own")
     talk = Talk(
-        get("messages"),
+        _listed(get("messages")),
         get("tools"),
         add_generation_prompt=_flag(document, "add_generation_prompt", True),
         continue_final_message=_flag(document, "continue_final_message", False),
@@ -71,7 +71,7 @@ def _from_chat(document: dict[str, Any], defaults: Mapping[str, Any], *, is_chat
     if is_chat:
         if talk.tools == []:
             raise OddBody("tools that are none")
-        talk.messages = [_with_reasoning(message) for message in _listed(talk.messages)]
+        talk.messages = [_with_reasoning(message) for message in talk.messages]
         talk.documents = get("documents")
         effort = get("reasoning_effort")
         further["reasoning_effort"] = effort

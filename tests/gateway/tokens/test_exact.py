@@ -97,13 +97,10 @@ async def test_the_next_turn_encodes_only_what_is_new(small: Model, encoder: Enc
 
     reader = TokenReader(small._replace(encode=encode), encoder, segments, TextReader())
     await reader.read(CHAT, {"messages": [SYSTEM, HELLO]}, ROOT, 16)
-    assert len(encoded) == 3
+    assert len(encoded) == 1
     encoded.clear()
     await reader.read(CHAT, {"messages": [SYSTEM, HELLO, ANSWER, user("And back?")]}, ROOT, 16)
-    assert encoded == [
-        f"<|im_start|>assistant\n{ANSWER['content']}<|im_end|>\n",
-        "<|im_start|>user\nAnd back?<|im_end|>\n",
-    ]
+    assert encoded == [f"<|im_start|>assistant\n{ANSWER['content']}<|im_end|>\n<|im_start|>user\nAnd back?<|im_end|>\n"]
     encoded.clear()
     await reader.read(CHAT, {"messages": [HELLO, SYSTEM, HELLO]}, ROOT, 32)
     assert encoded == []
