@@ -26,6 +26,8 @@ PART_KEYS = (
     "image_pil",
 )
 MEDIA_TYPES = frozenset((*PART_KEYS, "document", "input_file"))
+_UNTYPED = frozenset(("image_url", "audio_url", "video_url", "input_audio", "image_embeds"))
+"""Members that say what a part is where no `type` does; plain words like `file` may be anything's."""
 _INNER_KEYS = ("url", "data", "file_data", "file_id", "file_url", "source")
 
 
@@ -34,7 +36,7 @@ def is_media(part: dict[str, Any]) -> bool:
     kind = part.get("type")
     if isinstance(kind, str):
         return kind in MEDIA_TYPES
-    return any(key in part for key in PART_KEYS)
+    return kind is None and not _UNTYPED.isdisjoint(part)
 
 
 def content_of(part: dict[str, Any]) -> bytes:
