@@ -163,7 +163,7 @@ class EngineBlocks:
         if size > self.block_tokens:  # the first word, or what came before were partial blocks
             gone = self.clear()
             self._reset(size)
-        if size < self.block_tokens or not self._is_mappable or told * size != len(event.tokens) or not told:
+        if size < max(1, self.block_tokens) or not self._is_mappable or told * size != len(event.tokens) or not told:
             self.unmapped[Unmapped.SIZE] += told
             return Change(gone)
         if self._group is None:

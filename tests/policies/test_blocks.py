@@ -243,7 +243,13 @@ def test_larger_blocks_than_before_begin_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    "event", [stored((1, 2), size=24), Stored([], None, array("I"), 16), Stored([1], None, array("I"), 16)]
+    "event",
+    [
+        stored((1, 2), size=24),
+        Stored([], None, array("I"), 16),
+        Stored([1], None, array("I"), 16),
+        Stored([1], None, array("I"), 0),
+    ],
 )
 def test_what_does_not_fit_is_not_mapped(event: Stored) -> None:
     blocks = EngineBlocks(16, root)
