@@ -36,9 +36,10 @@ LEVELS = (
         "engines.*",
         "discovery.*",
         "models",
+        "kvstream",
     ),
     # 2: bring two or three of them together
-    ("relay", "probe", "admin"),
+    ("relay", "probe", "admin", "kvevents + told"),
     # 3: the life of a request
     ("proxy + exchange + attempt + stored",),
     # 4: builds everything
@@ -50,6 +51,7 @@ LEVELS = (
 MAY_KNOW = {
     "openai": {"tokens"},
     "models": {"fleet", "tenants"},
+    "kvstream": {"engines.kvsources"},
     "trace": {"usage"},
     "engines.adapter": {"config"},
 }
@@ -67,6 +69,8 @@ ONLY_IN = {
     "redis": {"gateway.limiter", "gateway.peers", "gateway.tenants"},
     "tokenizers": {"gateway.tokens"},
     "httptools": {"gateway.connection"},
+    "zmq": {"gateway.kvstream"},
+    "msgspec": {"gateway.engines.kvevents"},
     "typer": {"gateway.cli"},
     "uvloop": {"gateway.cli"},
     "policies.books": {"gateway.fleet"},

@@ -147,6 +147,8 @@ class TrtllmEvents:
     def __init__(self) -> None:
         self.next_id: int | None = None
         self.gaps = 0
+        self.is_whole = False
+        """Whether all events were read from the first on, or from the last time that it began anew."""
         self._window = 0
 
     def read(self, body: bytes) -> Iterator[Event]:
@@ -167,6 +169,7 @@ class TrtllmEvents:
             return
         if self.next_id is not None and number != self.next_id:
             self.gaps += 1
+            self.is_whole = False
             yield Cleared()
         self.next_id = number + 1
         if isinstance(window, int) and window != self._window:
@@ -177,6 +180,7 @@ class TrtllmEvents:
             self._window = window
         match data["type"]:
             case "created" if number == 0:
+                self.is_whole = True
                 yield Cleared()
             case "stored":
                 yield _trtllm_stored(data)
