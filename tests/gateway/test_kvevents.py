@@ -1,87 +1,23 @@
 """Listening to engines: what they publish is what the index says, through gaps, restarts, late joining and bursts."""
 
 import asyncio
-from array import array
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from typing import Any
 
-import aiohttp
 import msgspec
 import pytest
+import uvloop
 from aiohttp import web
 
-from gateway.config import EndpointConfig, Kind
-from gateway.fleet import Fleet, Member
-from gateway.kvevents import KvEvents
-from gateway.told import Told
-from policies.index import SPECULATIVE_S, PrefixIndex
-from policies.prefix import block_hashes, root_of
-from policies.request import BlockHash
-from policies.spread import RoundRobin
+from gateway.config import Kind
+from policies.index import SPECULATIVE_S
 from tests.fleet_fixtures import until
+from tests.gateway.listening import PROMPTS, chain, listening
 from tests.gateway.publisher import CLEARED, Publisher, removed, stored
 
-MODEL = "m"
-PROMPTS = [tuple(range(1000 * at, 1000 * at + 256)) for at in range(1, 9)]
 ONE, TWO, THREE = PROMPTS[:3]
-
-
-def chain(prompt: Sequence[int], unit_tokens: int = 64) -> tuple[BlockHash, ...]:
-    return block_hashes(root_of(MODEL), array("I", prompt), unit_tokens)
-
-
-@dataclass
-class Listening:
-    """A listener, its one engine, and what the index holds of it."""
-
-    kv_events: KvEvents
-    fleet: Fleet
-    member: Member
-    unit_tokens: int = 64
-
-    @property
-    def told(self) -> Told:
-        (told,) = self.kv_events.told()
-        return told
-
-    @property
-    def index(self) -> PrefixIndex:
-        return self.member.pool.index
-
-    def held(self, *prompts: Sequence[int]) -> list[int]:
-        """Count the units of each prompt that the index thinks are held."""
-        return [self.index.matched_on(self.member.endpoint, chain(prompt, self.unit_tokens)) for prompt in prompts]
-
-    async def comes_to_hold(self, *counts: int) -> None:
-        """Wait until so many units of the first prompts are held."""
-        prompts = PROMPTS[: len(counts)]
-        await until(lambda: self.held(*prompts) == list(counts), f"{counts} held")
-
-    async def is_followed(self) -> None:
-        await until(lambda: self.told.is_followed, "followed")
-
-
-@asynccontextmanager
-async def listening(url: str = "http://127.0.0.1:1", kind: str = "vllm", **config: Any) -> AsyncIterator[Listening]:
-    """Listen to one engine."""
-    clock = asyncio.get_running_loop().time
-    fleet = Fleet(clock)
-    pool = fleet.add_pool("p", RoundRobin(Random(1)), PrefixIndex())
-    member = fleet.add(pool, EndpointConfig(name="e0", url=url, kind=kind, **config))
-    async with aiohttp.ClientSession() as session:
-        kv_events = KvEvents(
-            session, lambda _, adapter, salt: root_of(MODEL, adapter, salt), lambda _: whole.unit_tokens, clock
-        )
-        whole = Listening(kv_events, fleet, member)
-        kv_events.follow(member)
-        try:
-            yield whole
-        finally:
-            await kv_events.close()
 
 
 @pytest.fixture
@@ -374,7 +310,7 @@ async def test_an_engine_that_connects_is_listened_to_at_an_address_of_ours(addr
 
 
 async def test_an_address_that_cannot_be_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    async with listening(kv_events="tcp://127.0.0.1:99999") as whole:
+    async with listening(kv_events="bind:ipc:///nowhere/at/all") as whole:
         await until(lambda: whole.told.trouble, "said")
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
 
@@ -506,3 +442,19 @@ async def test_tensorrt_llm_that_does_not_answer_is_given_up(monkeypatch: pytest
     monkeypatch.setattr("gateway.kvevents.LOST_S", 0.05)
     async with pages() as (url, _), listening(url, "trtllm", kv_events=f"{url}/kv_cache_events") as whole:
         await until(lambda: whole.told.trouble == f"{url}/kv_cache_events says 404", "said")
+
+
+def test_it_all_works_on_the_loop_that_the_gateway_runs_on(addresses: tuple[str, str]) -> None:
+    async def scenario() -> None:
+        async with both(addresses) as (whole, publisher):
+            publisher.publish(stored(ONE), is_lost=True)
+            publisher.publish(stored(TWO))
+            await whole.comes_to_hold(4, 4)
+            await publisher.pause()
+            publisher.begin_anew()
+            publisher.publish(stored(THREE))
+            await whole.comes_to_hold(0, 0, 4)
+            await whole.is_followed()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(scenario())

@@ -1,6 +1,7 @@
 """Reading KV events: every form that engines have sent, and what none of them should send."""
 
 from array import array
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,8 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.engines.kvevents import TrtllmEvents, decode
+from policies.blocks import EngineBlocks
 from policies.events import DEVICE, Cleared, Event, Removed, Stored
+from policies.prefix import block_hashes, root_of
+from policies.request import BlockHash
 
+CAPTURE = Path(__file__).parent / "captures" / "vllm_kv_events.jsonl"
 IDS = array("I", range(32))
 
 
@@ -305,3 +310,31 @@ def test_nothing_that_is_polled_raises(body: bytes, kind: str, value: object) ->
         [{"event_id": 1, "data": {"type": kind, "blocks": [value], "parent_hash": value, "block_hashes": value}}]
     )
     list(events.read(entry))
+
+
+# The real thing.
+
+
+@pytest.mark.parametrize("unit_tokens", [16, 32, 64, 128])
+def test_a_real_engine_had_cached_what_its_events_had_told(unit_tokens: int) -> None:
+    """Prompts and messages in the order of a session with vLLM 0.32: blocks of 32, a cache too small for all."""
+    blocks = EngineBlocks(unit_tokens, lambda adapter, salt: root_of("m", adapter, salt))
+    held: set[BlockHash] = set()
+    hits = 0
+    for line in CAPTURE.read_bytes().splitlines():
+        entry = orjson.loads(line)
+        if "payload" in entry:
+            batch = decode(bytes.fromhex(entry["payload"]))
+            assert batch is not None
+            for event in batch.events():
+                gone, runs = blocks.apply(event)
+                held.difference_update(gone)
+                held.update(link for run in runs for link in run)
+            continue
+        whole = array("I", entry["prompt"][:-1])  # the last token is always computed
+        chain = block_hashes(root_of("m", "", entry["salt"]), whole, unit_tokens)
+        matched = next((at for at, link in enumerate(chain) if link not in held), len(chain))
+        assert matched == entry["cached"] // unit_tokens
+        hits += matched
+    assert hits
+    assert blocks.unmapped == {}
