@@ -34,7 +34,7 @@ from policies.request import BlockHash
 
 MAX_BLOCKS = 400_000  # of one endpoint: 400k tokens at SGLang's page of 1, 6.4 million at vLLM's 16; some 70 MB if full
 MAX_COPIES = 0xFFF  # counted on the device; the bits above are the other media
-KEY_BITS = 60  # of the engine's hash: an int of two digits; a collision costs one wrong guess
+KEY_MASK = (1 << 60) - 1  # of the engine's hash, signed or not: an int of two digits; a collision costs a wrong guess
 OTHER_MEDIA = {"CPU": 1 << 12, "CPU_PINNED": 1 << 12, "STORAGE": 1 << 13, "DISK": 1 << 13}
 ANY_OTHER = 1 << 14
 MIN_MAPPED_SHARE = 0.9  # below that, a prompt that was sent and not confirmed may well be held
@@ -178,7 +178,7 @@ class EngineBlocks:
                 self.unmapped[Unmapped.ROOT] += told
                 return Change(gone)
         else:
-            above = self._slots.get(_key(event.parent), NOWHERE)
+            above = self._slots.get(event.parent & KEY_MASK, NOWHERE)
             if above == NOWHERE:
                 self.unmapped[Unmapped.ORPHAN] += told
                 return Change(gone)
@@ -195,7 +195,7 @@ class EngineBlocks:
         back: list[int] = []
         is_reached = bool(self._reached[above])
         for at in range(mapped):
-            key = _key(event.hashes[at])
+            key = event.hashes[at] & KEY_MASK
             slot = self._slots.get(key)
             if slot is None:
                 if len(self._slots) >= self._max_blocks:
@@ -204,7 +204,10 @@ class EngineBlocks:
                 slot = self._make(key, above, root, event.tokens[at * size : (at + 1) * size])
             elif self._child[slot] >= 0:
                 back.append(slot)
-            self._add_copy(slot, event.medium)
+            if not self._copies[slot] and event.medium == DEVICE:  # nearly all
+                self._copies[slot] = 1
+            else:
+                self._add_copy(slot, event.medium)
             self.mapped += 1
             if is_reached and not self._reached[slot]:
                 self._reached[slot] = 1
@@ -239,7 +242,10 @@ class EngineBlocks:
         self._keys[slot] = key
         self._copies[slot] = 0
         self._place[slot] = place
-        self._links[slot * len(links) : (slot + 1) * len(links)] = array("Q", links)
+        if self._units_a_block == 1:
+            self._links[slot] = links[0]
+        else:
+            self._links[slot * len(links) : (slot + 1) * len(links)] = array("Q", links)
         if self._keeps_tokens:
             self._tokens[slot * self.block_tokens : (slot + 1) * self.block_tokens] = tokens
         first = self._child[above]
@@ -252,32 +258,33 @@ class EngineBlocks:
 
     def _tokens_of_unit(self, slot: int, count: int) -> "array[int]":
         """Give the tokens of `count` blocks, the last of which is `slot`."""
-        parts = []
+        tokens, size = array("I"), self.block_tokens
         for _ in range(count):
-            parts.append(self._tokens[slot * self.block_tokens : (slot + 1) * self.block_tokens])
+            tokens = self._tokens[slot * size : (slot + 1) * size] + tokens
             slot = self._parent[slot]
-        tokens = array("I")
-        for part in reversed(parts):
-            tokens += part
         return tokens
 
     def _remove(self, event: Removed) -> Change:
         if event.group is not None and event.group != self._group:
             return NOTHING
         gone: list[BlockHash] = []
+        slots, copies, reached, medium = self._slots, self._copies, self._reached, event.medium
         for engine_hash in event.hashes:
-            slot = self._slots.get(_key(engine_hash))
+            slot = slots.get(engine_hash & KEY_MASK)
             if slot is None:
                 continue
-            self._drop_copy(slot, event.medium)
-            if self._copies[slot]:
-                continue
-            if self._reached[slot]:
-                self._reached[slot] = 0
+            if copies[slot] == 1 and medium == DEVICE:  # nearly all
+                copies[slot] = 0
+            else:
+                self._drop_copy(slot, medium)
+                if copies[slot]:
+                    continue
+            if reached[slot]:
+                reached[slot] = 0
                 gone += self._units(slot)
-                below = [child for child in self._children(slot) if self._reached[child]]
-                for run in self._walk(below, self._go):
-                    gone += run
+                if self._child[slot] >= 0:
+                    for run in self._walk(list(self._children(slot)), self._go):
+                        gone += run
             self._let_go(slot)
         return Change(tuple(gone))
 
@@ -315,6 +322,8 @@ class EngineBlocks:
         """Give the units that end in a block."""
         if self._place[slot] + 1 < self._blocks_a_unit:
             return ()
+        if self._units_a_block == 1:
+            return (BlockHash(self._links[slot]),)
         first = slot * self._units_a_block
         return [BlockHash(link) for link in self._links[first : first + self._units_a_block]]
 
@@ -359,8 +368,3 @@ class EngineBlocks:
             return False
         self._reached[slot] = 0
         return True
-
-
-def _key(engine_hash: int) -> int:
-    """Shorten a hash, signed or not."""
-    return engine_hash & ((1 << KEY_BITS) - 1)

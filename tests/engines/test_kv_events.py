@@ -81,7 +81,7 @@ async def test_the_index_says_what_the_engine_will_report_as_cached(telling: Rea
     assert hits > 5
     assert misses > 5
     assert whole.told.gaps == 0
-    assert whole.index.held_tokens(whole.member.endpoint) <= BLOCKS * BLOCK
+    assert len(whole.index) * whole.unit_tokens <= BLOCKS * BLOCK
 
 
 async def test_answers_are_held_as_well(telling: RealEngine, whole: Listening) -> None:
