@@ -195,6 +195,15 @@ class Fleet:
             facts = self._facts[model] = self._reckoned(model)
         return facts
 
+    def root_at(self, member: Member, adapter: str, salt: str) -> BlockHash | None:
+        """Give what prefixes are rooted in at an engine, for an adapter or none; None where that is not known."""
+        endpoint = member.endpoint
+        adapters = {served.id for served in member.listed if served.parent is not None}
+        named = adapter if adapter in endpoint.models else min(endpoint.models - adapters, default=None)
+        if named is None or (adapter and named != adapter):
+            return None
+        return self.facts(named).root_with(salt)
+
     def standing(self, request: InferenceRequest, least_prompt_tokens: int, param: str | None = None) -> Standing:
         """Find the pools that a request belongs to.
 

@@ -13,7 +13,8 @@ forgotten about when the engine forgets them; the capacity is the engine's word,
 
 Where an engine publishes its KV events (`follow`), the events are the truth. Dispatches then count as expected for
 SPECULATIVE_S, so that a burst of siblings follows the first of them before the first event comes, and are forgotten
-if no event confirms them."""
+if no event confirms them. What the engine says it holds is then not counted against its capacity: it may have put some
+of it elsewhere. An engine whose events tell but a part (`unfollow`) is judged by both, dispatches and events."""
 
 from bisect import bisect_left
 from collections import deque
@@ -25,13 +26,14 @@ from policies.request import BlockHash
 DEFAULT_CAPACITY_TOKENS = 400_000  # an 8B model on an 80 GB GPU, until the engine has told
 MAX_JOURNAL = 4  # times the capacity; beyond that, units that later entries name are struck out
 MAX_MASKS = 4096  # whose holders are kept spelt out
+MAX_TOLD = 4  # times the capacity, in units that an engine says it holds: on its host and its disks as well
 SPECULATIVE_S = 3.0  # of 2 to 5: a prefill and the way of its event, and not much more
 
 
 class _Holding:
     """What one endpoint holds."""
 
-    __slots__ = ("bit", "clock", "expected", "is_followed", "journal", "journal_units", "stamps")
+    __slots__ = ("bit", "clock", "expected", "is_followed", "is_told", "journal", "journal_units", "stamps")
 
     def __init__(self, bit: int) -> None:
         self.bit = bit
@@ -40,6 +42,7 @@ class _Holding:
         self.journal: deque[tuple[int, float, Sequence[BlockHash]]] = deque()  # entry, when, units
         self.journal_units = 0
         self.is_followed = False
+        self.is_told = False  # by events: then a prompt may be held with a gap, for as long as something is expected
         self.expected: dict[BlockHash, float] = {}  # unit -> forget it then, if no event has confirmed it
 
 
@@ -119,11 +122,20 @@ class PrefixIndex:
 
     def follow(self, endpoint: Endpoint) -> None:
         """Believe an endpoint's KV events from now on: `stored`, `removed`, `forget`."""
-        self._holding_of(endpoint).is_followed = True
+        holding = self._holding_of(endpoint)
+        holding.is_followed = holding.is_told = True
+
+    def unfollow(self, endpoint: Endpoint) -> None:
+        """Believe dispatches again: events are lost, or do not tell all. What is held stays, and what is expected."""
+        holding = self._holdings.get(endpoint)
+        if holding is not None:
+            holding.is_followed = False
+            holding.expected.clear()
 
     def stored(self, endpoint: Endpoint, units: Sequence[BlockHash], now: float) -> None:
         """Note units that the engine says it has stored, in the order of their chain."""
         holding = self._holding_of(endpoint)
+        holding.is_told = True
         for unit in units:
             holding.expected.pop(unit, None)
         self._note(endpoint, holding, units, now)
@@ -132,6 +144,7 @@ class PrefixIndex:
         """Note units that the engine says it no longer holds."""
         holding = self._holdings.get(endpoint)
         if holding is not None:
+            holding.is_told = True
             for unit in units:
                 self._drop(holding, unit)
 
@@ -171,13 +184,15 @@ class PrefixIndex:
         if not units:
             return
         stamps, bit, masks = holding.stamps, holding.bit, self._masks
-        for unit in units[_known(stamps, units) :]:
+        for unit in units if holding.is_told else units[_known(stamps, units) :]:
             masks[unit] = masks.get(unit, 0) | bit
         holding.clock += 1
         stamps.update(dict.fromkeys(units, holding.clock))
         holding.journal.append((holding.clock, now, units))
         holding.journal_units += len(units)
         capacity = (endpoint.report.kv_capacity_tokens or DEFAULT_CAPACITY_TOKENS) // endpoint.unit_tokens
+        if holding.is_followed:
+            capacity *= MAX_TOLD
         if len(stamps) > capacity:
             self._evict(holding, capacity)
         if holding.journal_units > MAX_JOURNAL * capacity + len(units):
@@ -216,8 +231,9 @@ class PrefixIndex:
             if until > now:
                 break
             self._drop(holding, unit)
-        for unit in prefix[_known(holding.stamps, prefix) :]:
-            expected[unit] = now + SPECULATIVE_S
+        for unit in prefix:
+            if unit not in holding.stamps:
+                expected[unit] = now + SPECULATIVE_S
 
 
 def _known(stamps: dict[BlockHash, int], units: Sequence[BlockHash]) -> int:
