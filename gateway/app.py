@@ -39,6 +39,7 @@ from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.probe import Probe
 from gateway.proxy import Proxy
+from gateway.questions import Questions
 from gateway.readers import Readers
 from gateway.stored import StoredResponses
 from gateway.tenants import Tenants
@@ -92,14 +93,14 @@ class Gateway:
         )
         self._id_prefix, self._id_counter = secrets.token_hex(5), itertools.count()
         tenants = Tenants(config.tenants)
-        self._readers = Readers(config.models)
+        self.readers = Readers(config.models, Questions(self.fleet, self._session, self._clock))
         self.proxy = Proxy(
             fleet=self.fleet,
             tenants=tenants,
             upstream=self.upstream,
             stored=StoredResponses(Homes(), self.fleet, tenants, self.upstream),
             models=Models(self.fleet, config.aliases(), int(time.time())),
-            intake=Intake(self.fleet, self._readers.of, config.routing.session_header),
+            intake=Intake(self.fleet, self.readers.of, config.routing.session_header),
             metrics=self.metrics,
             on_record=self._record,
             is_draining=lambda: self._is_draining,
@@ -134,7 +135,7 @@ class Gateway:
         Raises:
             StartError: an address cannot be listened on, a tokenizer cannot be read.
         """
-        problems = await self._readers.start()
+        problems = await self.readers.start()
         if problems:
             raise StartError("; ".join(problems))
         listen = self._config.listen
@@ -191,7 +192,7 @@ class Gateway:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._probe.close()
         await self._kv_events.close()
-        await self._readers.close()
+        await self.readers.close()
         if self._admin_runner is not None:
             await self._admin_runner.cleanup()
         await self._session.close()

@@ -34,6 +34,7 @@ from policies.work import PROFILES
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$"  # names become header values and metric labels
 VISIBLE_ASCII = re.compile(r"[!-~]+")
 DEFAULT_PROFILE_NAME = "bench-8b"
+ASK_ENGINE = "engine"  # for a tokenizer
 REPLAY_ADDRESS = re.compile(r"tcp://[^\s/]+:\d{1,5}|ipc://\S+")
 ADDRESS = re.compile(rf"(?:bind:)?(?:{REPLAY_ADDRESS.pattern})|https?://\S+")
 AUTO, OFF = "auto", "off"
@@ -207,6 +208,23 @@ class ModelConfig(Section):
     )
     chat_template: str | None = Field(None, description="A Jinja file; none: the one that comes with the tokenizer.")
     image_tokens: Count = Field(1024, description="What an image counts for, where the tokenizer cannot say.")
+
+    @field_validator("tokenizer", "chat_template")
+    @classmethod
+    def _is_there(cls, value: str | None, info: ValidationInfo) -> str | None:
+        """Refuse paths to nothing; a hub id is no path."""
+        if value is None or (info.field_name == "tokenizer" and value == ASK_ENGINE):
+            return value
+        is_path = info.field_name == "chat_template" or value.startswith((".", "/", "~")) or value.endswith(".json")
+        if is_path and not Path(value).expanduser().exists():
+            raise ValueError("there is no such file or folder")
+        return value
+
+    @model_validator(mode="after")
+    def _template_has_a_tokenizer(self) -> Self:
+        if self.chat_template is not None and self.tokenizer in (None, ASK_ENGINE):
+            raise ValueError("chat_template needs a tokenizer that is loaded here")
+        return self
 
 
 class TenantConfig(Section):

@@ -19,7 +19,7 @@ from gateway.routes import Route, Shape
 from gateway.tokens import PromptReader, Reading, estimate_prompt_tokens
 from gateway.tokens.content import OddBody
 from gateway.tokens.media import is_media
-from gateway.tokens.plain import OPENING_UNITS, hash_ids, ids_prompts, key_of, read_ids
+from gateway.tokens.plain import OPENING_UNITS, as_ids, hash_ids, ids_prompts, key_of, read_ids
 from gateway.tokens.segments import Recent
 from gateway.tokens.talk import Talk, keys_of, talk_of, texts_of
 from policies.request import BlockHash
@@ -114,10 +114,9 @@ class EngineReader:
         found = await ask(body)
         if not isinstance(found, list):
             return None
-        try:
-            ids = array("I", found)
-        except (TypeError, OverflowError):
+        if not all(type(number) is int for number in found):
             return None
+        ids = as_ids(found)
         data = ids.tobytes()
         self._answers.put(key, data, len(data))
         return ids

@@ -50,12 +50,15 @@ class ModelTokenizer:
     after: tuple[int, ...]
 
 
-def load_tokenizer(source: str, *, hub_patience_s: float = HUB_PATIENCE_S) -> ModelTokenizer:
+def load_tokenizer(
+    source: str, *, chat_template: str | None = None, hub_patience_s: float = HUB_PATIENCE_S
+) -> ModelTokenizer:
     """Load a tokenizer.
 
     Args:
         source: A file `tokenizer.json`, a folder that holds one, or a repository of the hub as `org/name`. The hub is
             asked as `huggingface_hub` does, with HF_HOME, HF_ENDPOINT and HF_TOKEN.
+        chat_template: A file with the template to take instead of its own.
         hub_patience_s: How long all downloads together may take.
 
     Raises:
@@ -63,15 +66,15 @@ def load_tokenizer(source: str, *, hub_patience_s: float = HUB_PATIENCE_S) -> Mo
     """
     path = Path(source).expanduser()
     if path.is_file():
-        return _from_files(path, path.parent if path.name == TOKENIZER else None)
+        return _from_files(path, path.parent if path.name == TOKENIZER else None, chat_template)
     if path.is_dir():
         if not (path / TOKENIZER).is_file():
             raise NotLoaded(f"{source}: the folder has no {TOKENIZER}")
-        return _from_files(path / TOKENIZER, path)
+        return _from_files(path / TOKENIZER, path, chat_template)
     if source.count("/") != 1 or source.startswith((".", "/", "~")) or source.endswith(".json"):
         raise NotLoaded(f"{source}: there is no such file or folder")
     folder = _downloaded(source, hub_patience_s)
-    return _from_files(folder / TOKENIZER, folder)
+    return _from_files(folder / TOKENIZER, folder, chat_template)
 
 
 def _downloaded(repository: str, patience_s: float) -> Path:
@@ -102,7 +105,7 @@ def _downloaded(repository: str, patience_s: float) -> Path:
     return found
 
 
-def _from_files(path: Path, folder: Path | None) -> ModelTokenizer:
+def _from_files(path: Path, folder: Path | None, chat_template: str | None) -> ModelTokenizer:
     try:
         tokenizer = Tokenizer.from_file(os.fspath(path))
     except Exception as error:  # the library raises plain Exception
@@ -117,10 +120,15 @@ def _from_files(path: Path, folder: Path | None) -> ModelTokenizer:
     tokenizer.no_padding()
     _add_tokens(tokenizer, config, specials)
     try:
-        templates = _templates(config, folder)
+        if chat_template is not None:
+            templates = {"default": Path(chat_template).expanduser().read_text(encoding="utf-8")}
+        else:
+            templates = _templates(config, folder)
         chats = ChatTemplates(templates, specials) if templates else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotLoaded(f"{chat_template or path}: {_line(error)}") from error
     except TemplateError as error:
-        raise NotLoaded(f"{path}: the chat template is no template: {_line(error)}") from error
+        raise NotLoaded(f"{chat_template or path}: the chat template is no template: {_line(error)}") from error
     before, after = _affixes(tokenizer, config, specials)
     return ModelTokenizer(tokenizer, chats, before, after)
 

@@ -214,13 +214,14 @@ async def read_ids(prompts: Sequence[Sequence[int]], root: BlockHash, unit_token
     for start in range(0, len(first), SLICE_IDS):
         if start:
             await asyncio.sleep(0)
-        ids.extend(_as_ids(first[start : start + SLICE_IDS]))
+        ids.extend(as_ids(first[start : start + SLICE_IDS]))
     prefix = await hash_ids(root, ids, unit_tokens)
     opening_key = key_of(root, ids[: OPENING_UNITS * unit_tokens].tobytes())
     return Reading(sum(map(len, prompts)), prefix, unit_tokens, None, opening_key, True)
 
 
-def _as_ids(values: Sequence[int]) -> "array[int]":
+def as_ids(values: Sequence[int]) -> "array[int]":
+    """Give token ids four bytes each, however large they are."""
     try:
         return array("I", values)
     except (OverflowError, TypeError):  # nobody's vocabulary; the engine refuses it
