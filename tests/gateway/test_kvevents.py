@@ -321,7 +321,7 @@ async def test_who_is_not_to_be_listened_to_is_not() -> None:
 
 
 @asynccontextmanager
-async def pages(**answers: Any) -> AsyncIterator[tuple[str, list[str]]]:
+async def pages(port: int = 0, **answers: Any) -> AsyncIterator[tuple[str, list[str]]]:
     """Serve JSON by path, and note what is asked."""
     asked: list[str] = []
 
@@ -336,11 +336,10 @@ async def pages(**answers: Any) -> AsyncIterator[tuple[str, list[str]]]:
     app.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(app)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", port)
     await site.start()
     try:
-        host, port = runner.addresses[0][:2]
-        yield f"http://{host}:{port}", asked
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}", asked
     finally:
         await runner.cleanup()
 
@@ -384,6 +383,20 @@ async def test_every_rank_has_a_cache_and_a_publisher_of_its_own(tmp_path: Path)
         second.publish(CLEARED)
         await whole.comes_to_hold(0, 0, 4)
         assert whole.told.is_followed
+
+
+async def test_an_engine_that_does_not_answer_is_asked_again_soon(
+    addresses: tuple[str, str], monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
+) -> None:
+    monkeypatch.setattr("gateway.kvevents.ASK_AGAIN_S", 60)
+    rank = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": addresses[0]}
+    async with Publisher(addresses[0], None) as publisher, listening(f"http://127.0.0.1:{unused_tcp_port}") as whole:
+        for _ in range(100):
+            await asyncio.sleep(0)
+        async with pages(port=unused_tcp_port, kv_event_sources={"0": rank}):
+            await until(lambda: whole.told.replays, "connected")
+            publisher.publish(stored(ONE))
+            await whole.is_followed()
 
 
 async def test_an_engine_that_publishes_nothing_is_asked_again() -> None:
