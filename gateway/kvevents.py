@@ -107,14 +107,14 @@ class KvEvents:
                     again = bool(sources) and await self._listen_to(told, sources or ())
             except Unreachable as error:
                 told.trouble = str(error)
+                if told.trouble != before:
+                    log.warning("no KV events of %s: %s", told.endpoint.name, told.trouble)
             except Exception:
                 told.trouble = "the gateway failed on what it told"
                 if told.trouble != before:
                     log.exception("reading the KV events of %s failed", told.endpoint.name)
             finally:
                 told.end()
-            if told.trouble and told.trouble != before:
-                log.warning("no KV events of %s: %s", told.endpoint.name, told.trouble)
             if not again:
                 await asyncio.sleep(ASK_AGAIN_S if has_none else FIND_EVERY_S)
 
