@@ -31,7 +31,7 @@ from gateway.told import Rank, RootOf, Told
 
 log = logging.getLogger(__name__)
 
-FIND_EVERY_S = 5.0
+FIND_EVERY_S = 2.0
 ASK_AGAIN_S = 30.0  # an engine that publishes nothing
 TICK_S = 1.0  # between looks at what may have changed while nothing came
 LOST_S = 10.0  # a publisher that was away for less has had a hiccup, or is replayed
@@ -100,37 +100,40 @@ class KvEvents:
 
     async def _run(self, told: Told) -> None:
         while True:
-            again = False
+            again, has_none = False, False
             told.trouble, before = "", told.trouble
             try:
                 if told.member.config.kv_events.startswith("http"):
                     again = await self._poll(told)
-                elif sources := await self._find(told.member):
-                    again = await self._listen_to(told, sources)
+                else:
+                    sources = await self._find(told.member)
+                    has_none = sources == ()
+                    again = bool(sources) and await self._listen_to(told, sources or ())
             except Unreachable as error:
                 told.trouble = str(error)
+                if told.trouble != before:
+                    log.warning("no KV events of %s: %s", told.endpoint.name, told.trouble)
             except Exception:
                 told.trouble = "the gateway failed on what it told"
                 if told.trouble != before:
                     log.exception("reading the KV events of %s failed", told.endpoint.name)
             finally:
                 told.end()
-            if told.trouble and told.trouble != before:
-                log.warning("no KV events of %s: %s", told.endpoint.name, told.trouble)
             if not again:
-                is_known = told.member.kind is not None
-                await asyncio.sleep(FIND_EVERY_S if told.trouble else ASK_AGAIN_S if is_known else TICK_S)
+                await asyncio.sleep(ASK_AGAIN_S if has_none else FIND_EVERY_S)
 
-    async def _find(self, member: Member) -> tuple[Source, ...]:
-        """Find the publishers of an engine; none while it is not known, or says that it has none."""
+    async def _find(self, member: Member) -> tuple[Source, ...] | None:
+        """Find the publishers of an engine, none where it says that it has none; None while it says nothing."""
         if member.config.kv_events != AUTO:
             return (configured(member.config.kv_events, member.config.kv_replay),)
         kind = member.kind
-        path = SOURCE_PATHS.get(kind) if kind is not None else None
-        if kind is None or path is None:
+        if kind is None:
+            return None
+        path = SOURCE_PATHS.get(kind)
+        if path is None:
             return ()
         page = await self._ask("GET", member, member.endpoint.url + path)
-        return () if page is None else read_sources(kind, page.parse_json(), member.endpoint.url)
+        return None if page is None else read_sources(kind, page.parse_json(), member.endpoint.url)
 
     async def _listen_to(self, told: Told, sources: Sequence[Source]) -> bool:
         """Listen until a publisher is lost or all is to be learned anew; say whether that may begin at once."""

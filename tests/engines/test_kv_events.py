@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from tests.engines.conftest import kept
-from tests.engines.house import COMPLETIONS
+from tests.engines.house import COMPLETIONS, until
 from tests.engines.real import BLOCK, NAME, SEQUENCES, RealEngine, vllm
 from tests.gateway.listening import Listening, listening
 
@@ -61,7 +61,8 @@ async def predicted(whole: Listening, engine: RealEngine, prompt: Prompt, tokens
     (units,) = whole.held(prompt[:-1])  # the last token is always computed
     was_cached, answer = await cached(engine, prompt, tokens)
     assert units == was_cached // whole.unit_tokens
-    await whole.comes_to_hold(len(prompt) // whole.unit_tokens, of=[prompt])
+    computed = prompt + answer[:-1]
+    await whole.comes_to_hold(len(computed) // whole.unit_tokens, of=[computed])
     return units, answer
 
 
@@ -138,7 +139,7 @@ async def test_an_engine_that_was_killed_holds_nothing(telling: RealEngine, whol
     telling.signal(signal.SIGKILL)
     await telling.ended()
     await telling.start()
-    await whole.is_followed()
+    await until(lambda: whole.told.is_followed, lambda: whole.told.trouble)
     assert whole.held(one) == [0]
     await predicted(whole, telling, two)
     await predicted(whole, telling, one)

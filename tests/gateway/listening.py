@@ -37,6 +37,12 @@ class Listening:
     fleet: Fleet
     member: Member
     unit_tokens: int = 64
+    asked: int = 0
+    """How often the unit was asked for."""
+
+    def unit_tokens_of(self, member: Member) -> int:
+        self.asked += 1
+        return self.unit_tokens
 
     @property
     def told(self) -> Told:
@@ -69,7 +75,10 @@ async def listening(url: str = "http://127.0.0.1:1", kind: str = "vllm", **confi
     member = fleet.add(pool, EndpointConfig(name="e0", url=url, kind=kind, **config))
     async with aiohttp.ClientSession() as session:
         kv_events = KvEvents(
-            session, lambda _, adapter, salt: root_of(MODEL, adapter, salt), lambda _: whole.unit_tokens, clock
+            session,
+            lambda _, adapter, salt: root_of(MODEL, adapter, salt),
+            lambda member: whole.unit_tokens_of(member),
+            clock,
         )
         whole = Listening(kv_events, fleet, member)
         kv_events.follow(member)

@@ -97,6 +97,10 @@ class Publisher:
             self._buffer.append((self.number, payload))
         self.number += 1
 
+    def send_frames(self, *frames: bytes) -> None:
+        """Send what is no message."""
+        self._now.send_multipart(frames)
+
     async def pause(self) -> None:
         """Go away."""
         if self._task is not None:

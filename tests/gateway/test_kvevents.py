@@ -88,11 +88,8 @@ async def test_what_makes_no_sense_is_counted_and_passed_over(addresses: tuple[s
 async def test_a_burst_is_taken_in_without_holding_up_the_loop(addresses: tuple[str, str]) -> None:
     """N = 10,000 messages of a block each, all there at once; others get their turn between slices."""
     count = 10_000
-    long = tuple(range(16 * count))
     async with both(addresses) as (whole, publisher):
-        for at in range(count):
-            block = stored(long[16 * at : 16 * at + 16])
-            publisher.publish(block | {"block_hashes": [at + 1], "parent_block_hash": at or None})
+        long = publish_one_by_one(publisher, count)
         turns = 0
 
         async def others() -> None:
@@ -106,6 +103,56 @@ async def test_a_burst_is_taken_in_without_holding_up_the_loop(addresses: tuple[
         task.cancel()
         assert whole.held(long) == [count // 4]
         assert turns > 20
+
+
+def publish_one_by_one(publisher: Publisher, count: int) -> Sequence[int]:
+    """Publish a long prompt, a block a message."""
+    long = tuple(range(16 * count))
+    for at in range(count):
+        block = stored(long[16 * at : 16 * at + 16])
+        publisher.publish(block | {"block_hashes": [at + 1], "parent_block_hash": at or None})
+    return long
+
+
+async def test_an_incarnation_that_ends_in_a_burst_is_not_written_of_any_more(addresses: tuple[str, str]) -> None:
+    async with both(addresses) as (whole, publisher):
+        long = publish_one_by_one(publisher, 3000)
+        await until(lambda: whole.told.events > 100, "in the middle")
+        assert whole.told.events < 3000
+        old = whole.member.endpoint
+        whole.fleet.renew(whole.member)
+        await until(lambda: whole.held(long) == [750], "taken in anew")
+        await whole.is_followed()
+        assert repr(whole.index) == "<PrefixIndex 750 units: e0 750>"
+        assert whole.index.held_tokens(old) == 0
+
+
+async def test_a_fault_of_ours_is_said_once_and_leaves_the_engine_to_dispatches(
+    addresses: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with both(addresses) as (whole, publisher):
+        publisher.publish(stored(ONE))
+        await whole.comes_to_hold(4)
+        whole.unit_tokens = 0
+        await until(lambda: whole.told.trouble, "failed")
+        asked = whole.asked
+        await until(lambda: whole.asked > asked + 3, "tried again")
+        assert not whole.told.is_followed
+        whole.unit_tokens = 64
+        await whole.comes_to_hold(4)
+        await whole.is_followed()
+        said = [record.message for record in caplog.records if record.levelname in ("ERROR", "WARNING")]
+        assert said == ["reading the KV events of e0 failed"]
+
+
+async def test_frames_that_are_no_message_are_passed_over(addresses: tuple[str, str]) -> None:
+    async with both(addresses) as (whole, publisher):
+        publisher.send_frames(b"")
+        publisher.send_frames(b"topic", b"short", b"payload")
+        publisher.send_frames(b"topic", b"much too long", b"payload")
+        publisher.publish(stored(ONE))
+        await whole.comes_to_hold(4)
+        assert (whole.told.unreadable, whole.told.gaps, whole.told.trouble) == (0, 0, "")
 
 
 # Late, lost, and anew.
@@ -159,6 +206,16 @@ async def test_without_replay_events_and_dispatches_count_side_by_side(addresses
             publisher.publish(stored(THREE))
             await whole.comes_to_hold(0, 0, 4)
             assert (whole.told.gaps, whole.told.is_followed) == (1, False)
+
+
+async def test_a_replay_that_does_not_answer_is_none(addresses: tuple[str, str]) -> None:
+    async with Publisher(addresses[0], None) as publisher:
+        publisher.number = 7
+        async with listening(kv_events=addresses[0], kv_replay=addresses[1]) as whole:
+            await until(lambda: whole.told.replays, "connected")
+            publisher.publish(stored(ONE))
+            await whole.comes_to_hold(4)
+            assert (whole.told.is_followed, whole.told.trouble) == (False, "")
 
 
 async def test_without_replay_the_first_message_of_all_tells_all(addresses: tuple[str, str]) -> None:
@@ -321,7 +378,7 @@ async def test_who_is_not_to_be_listened_to_is_not() -> None:
 
 
 @asynccontextmanager
-async def pages(**answers: Any) -> AsyncIterator[tuple[str, list[str]]]:
+async def pages(port: int = 0, **answers: Any) -> AsyncIterator[tuple[str, list[str]]]:
     """Serve JSON by path, and note what is asked."""
     asked: list[str] = []
 
@@ -336,11 +393,10 @@ async def pages(**answers: Any) -> AsyncIterator[tuple[str, list[str]]]:
     app.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(app)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", port)
     await site.start()
     try:
-        host, port = runner.addresses[0][:2]
-        yield f"http://{host}:{port}", asked
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}", asked
     finally:
         await runner.cleanup()
 
@@ -384,6 +440,20 @@ async def test_every_rank_has_a_cache_and_a_publisher_of_its_own(tmp_path: Path)
         second.publish(CLEARED)
         await whole.comes_to_hold(0, 0, 4)
         assert whole.told.is_followed
+
+
+async def test_an_engine_that_does_not_answer_is_asked_again_soon(
+    addresses: tuple[str, str], monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
+) -> None:
+    monkeypatch.setattr("gateway.kvevents.ASK_AGAIN_S", 60)
+    rank = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": addresses[0]}
+    async with Publisher(addresses[0], None) as publisher, listening(f"http://127.0.0.1:{unused_tcp_port}") as whole:
+        for _ in range(100):
+            await asyncio.sleep(0)
+        async with pages(port=unused_tcp_port, kv_event_sources={"0": rank}):
+            await until(lambda: whole.told.replays, "connected")
+            publisher.publish(stored(ONE))
+            await whole.is_followed()
 
 
 async def test_an_engine_that_publishes_nothing_is_asked_again() -> None:

@@ -1,4 +1,4 @@
-"""What KV events cost: `python -m tests.gateway.engines.kvevents_speed`. It prints a table: CPU time, best of five.
+"""What KV events cost: `python -m tests.gateway.engines.kvevents_speed`. It prints a table: CPU time, best of three.
 
 A full cache in steady state: each message stores the new blocks of one prompt and removes as many old ones.
 """
@@ -17,10 +17,10 @@ from policies.index import PrefixIndex
 from policies.prefix import root_of
 from policies.request import BlockHash
 
-RUNS = 5
+RUNS = 3
 CACHE_TOKENS = 400_000
 PROMPT_TOKENS = 2048
-MESSAGES = 100
+MESSAGES = 50
 ROOT = root_of("m")
 
 
