@@ -88,7 +88,7 @@ class Gateway:
         self._probe = Probe(
             self.fleet, self._session, self._knocking, config.health, self._clock, self._chance, self._gone
         )
-        self._kv_events = KvEvents(
+        self.kv_events = KvEvents(
             self._session, self.fleet.root_at, lambda member: member.endpoint.unit_tokens, self._clock
         )
         self._id_prefix, self._id_counter = secrets.token_hex(5), itertools.count()
@@ -121,7 +121,7 @@ class Gateway:
         add_gauges(
             self.metrics,
             self.fleet,
-            self._kv_events,
+            self.kv_events,
             self._clock,
             active=lambda: self.proxy.active,
             lag_s=lambda: self._lag_s,
@@ -191,7 +191,7 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._probe.close()
-        await self._kv_events.close()
+        await self.kv_events.close()
         await self.readers.close()
         if self._admin_runner is not None:
             await self._admin_runner.cleanup()
@@ -224,7 +224,7 @@ class Gateway:
             names = {endpoint.label for endpoint in listed}
             for member in [member for member in pool.members if member.config.label not in names]:
                 self._probe.forget(member)
-                self._kv_events.forget(member)
+                self.kv_events.forget(member)
                 self.fleet.remove(member)
                 self.upstream.forget(member.config.url)
             known = {member.config.label for member in pool.members}
@@ -232,7 +232,7 @@ class Gateway:
                 if endpoint.label not in known:
                     member = self.fleet.add(pool, endpoint)
                     self._probe.watch(member)
-                    self._kv_events.follow(member)
+                    self.kv_events.follow(member)
 
     def _gone(self, member: Member) -> None:
         """Give up on what hangs at an engine that takes no more connections: some fall silent under SIGTERM."""
