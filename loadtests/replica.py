@@ -66,7 +66,6 @@ class Replica:
             endpoint.report.kv_capacity_tokens = engine.kv.capacity * BLOCK_TOKENS
             endpoint.report.block_tokens = BLOCK_TOKENS
             endpoint.health.answered()
-            endpoint.reckon()
 
     def place(self, id: int, job: Job, now: float) -> Placement:
         """Choose an endpoint and charge it."""
