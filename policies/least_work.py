@@ -65,6 +65,9 @@ class LeastWork:
         self._ring = Ring()
         self._look_at = self._kept_until = float("-inf")
         self._has_room = True
+        self.home_holds = 0.0
+        """Share of a prompt that its first home on the ring is taken to hold: .95 while other gateways serve the same
+        endpoints and do not tell what they send. Then prompts meet where all gateways look for them."""
 
     def choose(self, request: InferenceRequest, endpoints: Sequence[Endpoint], now: float) -> Choice:
         """Choose the endpoint of the least cost."""
@@ -72,6 +75,8 @@ class LeastWork:
         if now >= self._look_at:
             self._look(endpoints, outlooks, now)
         matched = self._index.matched(request.prefix)
+        if self.home_holds:
+            matched = self._with_home(request, endpoints, matched)
         most = next(reversed(matched.values())) if matched else 0
         if self._has_room and most * request.unit_tokens < COLD * request.prompt_tokens:
             wait, units, chosen = self._plant(request, endpoints, outlooks, matched, now)
@@ -80,6 +85,17 @@ class LeastWork:
         reason = Reason.PREFIX if units else Reason.LEAST_WORK
         cached_tokens = min(units * request.unit_tokens, request.prompt_tokens - _least_uncached(request))
         return Choice(chosen, reason, cached_tokens, wait)
+
+    def _with_home(
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], matched: dict[Endpoint, int]
+    ) -> dict[Endpoint, int]:
+        """Let the first home hold so much, if it does not hold more."""
+        by_name = {endpoint.name: endpoint for endpoint in endpoints}
+        home = by_name[next(self._ring.homes(ring_key_of(request), by_name))]
+        units = int(self.home_holds * len(request.prefix))
+        if units <= matched.get(home, 0):
+            return matched
+        return dict(sorted({**matched, home: units}.items(), key=_units))
 
     def _look(self, endpoints: Sequence[Endpoint], outlooks: Sequence[Outlook], now: float) -> None:
         """Look at all caches at once."""
@@ -196,6 +212,10 @@ class LeastWork:
 
 def _cost(row: Row) -> float:
     return row[0]
+
+
+def _units(item: tuple[Endpoint, int]) -> int:
+    return item[1]
 
 
 def _least_uncached(request: InferenceRequest) -> int:
