@@ -28,6 +28,7 @@ def dispatch(endpoint: Endpoint, request: InferenceRequest, now: float, cached_t
     charge = Charge(endpoint, request, prompt - uncached, uncached, prefill_s, now, not books.prefilling)
     if not books.prefilling:
         books.head_since = now
+    _count_steps(endpoint, now)
     books.requests += 1
     books.prefill_tokens += uncached
     books.prefill_s += prefill_s
@@ -35,7 +36,7 @@ def dispatch(endpoint: Endpoint, request: InferenceRequest, now: float, cached_t
     books.context_tokens += prompt
     books.growth_tokens += uncached + request.output_tokens // 2
     books.pinned_tokens += _pin(books.pinned, request.prefix) * request.unit_tokens + _tail(request)
-    endpoint.reckon()
+    endpoint.outlook = None
     return charge
 
 
@@ -56,14 +57,16 @@ def first_token(charge: Charge, now: float, *, is_seen: bool = True) -> None:
             now - charge.dispatched_at,
         )
     _end_prefill(charge, now)
+    _count_steps(endpoint, now)
     books.prefilled_s += charge.prefill_s
     books.decoding += 1
     books.context_tokens += half
-    books.pinned_tokens += half
+    books.begun_steps += books.steps
+    charge.begun_steps = books.steps
     charge.first_token_at = now
     charge.prefilled_s = books.prefilled_s
     charge.step_s = endpoint.work.step_s(books.decoding, books.context_tokens)
-    endpoint.reckon()
+    endpoint.outlook = None
 
 
 def finish(charge: Charge, now: float, output_tokens: int | None = None) -> None:
@@ -74,6 +77,7 @@ def finish(charge: Charge, now: float, output_tokens: int | None = None) -> None
     """
     endpoint, request, books = charge.endpoint, charge.request, charge.endpoint.outstanding
     half = request.output_tokens // 2
+    _count_steps(endpoint, now)
     if charge.first_token_at is None:
         _end_prefill(charge, now)
     else:
@@ -83,7 +87,7 @@ def finish(charge: Charge, now: float, output_tokens: int | None = None) -> None
             endpoint.work.observe_decode((charge.step_s + last) / 2, own_s / (output_tokens - 1))
         books.decoding -= 1
         books.context_tokens -= half
-        books.pinned_tokens -= half
+        books.begun_steps = books.begun_steps - charge.begun_steps if books.decoding else 0.0
     books.requests -= 1
     books.context_tokens -= request.prompt_tokens
     books.growth_tokens -= charge.uncached_tokens + half
@@ -91,12 +95,15 @@ def finish(charge: Charge, now: float, output_tokens: int | None = None) -> None
     assert books.requests >= 0
     assert books.decoding >= 0
     assert books.pinned_tokens >= 0
-    endpoint.reckon()
+    endpoint.outlook = None
 
 
-def unpinned_tokens(endpoint: Endpoint, request: InferenceRequest) -> int:
-    """Count the prompt tokens of a request that no request in flight on the endpoint holds."""
-    return request.prompt_tokens - _shared(endpoint.outstanding.pinned, request.prefix) * request.unit_tokens
+def _count_steps(endpoint: Endpoint, now: float) -> None:
+    """Count the decode steps since something last changed."""
+    books = endpoint.outstanding
+    if books.decoding:
+        books.steps += (now - books.stepped_at) / endpoint.work.step_s(books.decoding, books.context_tokens)
+    books.stepped_at = now
 
 
 def _end_prefill(charge: Charge, now: float) -> None:

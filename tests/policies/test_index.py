@@ -222,3 +222,17 @@ def test_r21_unique_prompts_leave_no_trace(count: int) -> None:
     grown_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert len(index) == 8 * 6250
     assert grown_mb < 50
+
+
+def test_planted_is_what_came_with_prompts_that_were_mostly_new() -> None:
+    index, at = PrefixIndex(), endpoints(1, 100 * UNIT_TOKENS)[0]
+    assert (index.planted_tokens(at), index.fill(at)) == (0, 0.0)
+    index.learn(at, prefix((1, 40)), 0.0)
+    index.learn(at, prefix((1, 40), (2, 30)), 0.0)  # more than half was held
+    assert index.planted_tokens(at) == 40 * UNIT_TOKENS
+    index.learn(at, prefix((1, 10), (3, 20)), 0.0)
+    assert (index.planted_tokens(at), index.fill(at)) == (60 * UNIT_TOKENS, 0.9)
+    index.learn(at, prefix((4, 100)), 0.0)
+    assert index.planted_tokens(at) == 100 * UNIT_TOKENS
+    index.forget(at)
+    assert index.planted_tokens(at) == 0
