@@ -3,7 +3,9 @@
     loading --the tokenizer is there--> exact
        |--there is none----------------> failed: bytes are all that there is, and the log says why
 
-Loading takes seconds, so it is done in a thread, and prompts are read as text meanwhile.
+Loading takes seconds, so it is done in a thread, and prompts are read as text meanwhile. Reading the file holds the
+interpreter's lock for up to a second at a time, whatever the thread: a tokenizer that is at hand is better loaded
+before the gateway listens.
 """
 
 import asyncio

@@ -19,7 +19,14 @@ def render(source: str, messages: Any = HELLO, **arguments: Any) -> str:
 
 
 def test_blocks_are_trimmed_and_loops_can_be_left() -> None:
-    source = "{% for m in messages %}\n  {% if m.role == 'user' %}\n{{ m.content }}\n  {% break %}\n  {% endif %}\n{% endfor %}"
+    lines = [
+        "{% for m in messages %}",
+        "  {% if m.role == 'user' %}",
+        "{{ m.content }}",
+        "  {% break %}",
+        "  {% endif %}",
+    ]
+    source = "\n".join([*lines, "{% endfor %}"])
     assert render(source, [*HELLO, {"role": "user", "content": "no"}]) == "hi\n"
 
 
@@ -110,10 +117,11 @@ def test_a_final_message_is_left_open() -> None:
     parts = [*HELLO, {"role": "assistant", "content": [{"type": "text", "text": "so"}, {"type": "image"}]}]
     by_part = "{% for m in messages %}{% for c in m.content %}[{{ c.text }}]{% endfor %}{% endfor %}"
     assert render(by_part, parts[1:], **final) == "[so"
-    for bad in (
+    wrong: Any = (
         [{"role": "assistant", "content": None}],
         [{"role": "assistant", "content": [{"type": "image"}]}],
-    ):
+    )
+    for bad in wrong:
         with pytest.raises(NotRendered):
             render(source, bad, **final)
     with pytest.raises(NotRendered):
@@ -188,6 +196,7 @@ def test_tools_are_written_in_one_order() -> None:
         "[{'type': 'function', 'function': {'name': 'f', 'description': None, 'parameters': {'b': 1, 'a': 2}, "
         "'strict': False, 'defer_loading': True}, 'defer_loading': True}]"
     )
-    for bad in ({}, [1], [{"function": {"name": "f", "description": 1}}], [{"type": "web_search"}]):
+    wrong: Any = ({}, [1], [{"function": {"name": "f", "description": 1}}], [{"type": "web_search"}])
+    for bad in wrong:
         with pytest.raises(OddBody):
             normalise_tools(bad)
