@@ -207,6 +207,11 @@ class ModelConfig(Section):
         "/tokenize; none: tokens are estimated from bytes.",
     )
     chat_template: str | None = Field(None, description="A Jinja file; none: the one that comes with the tokenizer.")
+    chat_template_kwargs: dict[str, Any] = Field(
+        {},
+        description="Variables of the template, as the engines are started with them (vLLM: "
+        "--default-chat-template-kwargs).",
+    )
     image_tokens: Count = Field(1024, description="What an image counts for, where the tokenizer cannot say.")
 
     @field_validator("tokenizer", "chat_template")

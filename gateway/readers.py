@@ -16,9 +16,7 @@ from gateway.routes import Route
 from gateway.tokens import PromptReader, Reading
 from gateway.tokens.asked import Dialect, EngineReader
 from gateway.tokens.encoding import Encoder
-from gateway.tokens.exact import TokenReader
-from gateway.tokens.loaded import LoadingReader, checked, memory_of
-from gateway.tokens.loading import load_tokenizer
+from gateway.tokens.loaded import LoadingReader, token_reader
 from gateway.tokens.plain import TextReader
 from policies.request import BlockHash
 
@@ -71,8 +69,14 @@ class Readers:
     def _load(self, config: ModelConfig, plain: PromptReader) -> PromptReader:
         """Make the exact reader of a model; takes seconds."""
         assert config.tokenizer is not None
-        model = checked(config.name, load_tokenizer(config.tokenizer, chat_template=config.chat_template))
-        return TokenReader(model, self._encoder, memory_of(), plain, image_tokens=config.image_tokens)
+        return token_reader(
+            config.tokenizer,
+            self._encoder,
+            plain,
+            chat_template=config.chat_template,
+            variables=config.chat_template_kwargs,
+            image_tokens=config.image_tokens,
+        )
 
 
 class AskingReader:

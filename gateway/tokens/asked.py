@@ -114,7 +114,7 @@ class EngineReader:
         found = await ask(body)
         if not isinstance(found, list):
             return None
-        if not all(type(number) is int for number in found):
+        if not all(type(number) is int and number >= 0 for number in found):
             return None
         ids = as_ids(found)
         data = ids.tobytes()

@@ -45,8 +45,8 @@ def samples(tokens: Sequence[str]) -> Iterator[str]:
 
 def tokens_as_they_stand(tokenizer: Tokenizer) -> list[AddedToken]:
     """Give the added tokens that are found in a text before it is normalised, or that nothing normalises."""
-    normaliser = json.loads(tokenizer.to_str())["normalizer"]
-    is_plain = not normaliser or normaliser.get("normalizers") == []
+    normaliser = tokenizer.normalizer
+    is_plain = normaliser is None or json.loads(normaliser.__getstate__()).get("normalizers") == []
     tokens = tokenizer.get_added_tokens_decoder().values()
     return [token for token in tokens if token.content and (is_plain or not token.normalized)]
 

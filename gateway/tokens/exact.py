@@ -21,7 +21,7 @@ from gateway.tokens.encoding import INLINE_CHARS, LARGE_BYTES, Encode, Encoder
 from gateway.tokens.media import IMAGE_TOKENS
 from gateway.tokens.plain import OPENING_UNITS, ids_prompts, key_of, read_ids
 from gateway.tokens.segments import Chain, Cutter, Segments
-from gateway.tokens.talk import Talk, has_head, keys_of, talk_of, texts_of
+from gateway.tokens.talk import Talk, has_system_prompt, keys_of, talk_of, texts_of
 from gateway.tokens.template import ChatTemplates, NotRendered
 from gateway.tokens.turns import Turns
 from policies.prefix import media_ids
@@ -29,7 +29,7 @@ from policies.request import BlockHash
 
 log = logging.getLogger("kvlane.tokens")
 
-MAX_TEXT_BYTES = 4 << 20  # a million tokens: more than the contexts that are served
+MAX_TEXT_BYTES = 2 << 20  # half a million tokens; the list of them is made in one go, 10 ms, with the loop waiting
 RENDERED_INLINE_BYTES = 128 << 10  # longer conversations, or of more messages, are rendered in a thread
 RENDERED_INLINE_MESSAGES = 100
 SEGMENTS_IN_A_ROW = 128  # read anew before the loop has its turn: half a millisecond
@@ -92,6 +92,9 @@ class TokenReader:
         ids = ids_prompts(route, document)
         if ids is not None:
             return await read_ids(ids, root, unit_tokens)
+        messages = document.get("messages")
+        if isinstance(messages, list) and len(messages) > RENDERED_INLINE_MESSAGES:
+            await self._encoder.turnstile.pass_through()
         size_tokens = estimate_prompt_tokens(document)
         if size_tokens <= self._max_text_tokens:
             try:
@@ -114,7 +117,8 @@ class TokenReader:
             await self._encoder.turnstile.pass_through()
         talk = talk_of(route, document, self._variables)
         if talk is not None:
-            return await self._read_talk(talk, root, unit_tokens, size_tokens)
+            reading = await self._read_talk(talk, root, unit_tokens, size_tokens)
+            return None if reading is None else _truncated(reading, document)
         texts = texts_of(route, document)
         has_affixes = document.get("add_special_tokens", True) is not False
         chains = [await self._chain(text, [], root, unit_tokens, has_affixes) for text in texts]
@@ -127,7 +131,8 @@ class TokenReader:
             hashes = first.hashes[:OPENING_UNITS]
             opening_key = hashes[-1] if hashes else key_of(root, texts[0].encode())
         is_exact = route.shape is Shape.COMPLETION or route.path in _EXACT_PATHS
-        return Reading(tokens, tuple(first.hashes), unit_tokens, system_key, opening_key, is_exact)
+        reading = Reading(tokens, tuple(first.hashes), unit_tokens, system_key, opening_key, is_exact)
+        return _truncated(reading, document)
 
     async def _read_talk(self, talk: Talk, root: BlockHash, unit_tokens: int, size_tokens: int) -> Reading | None:
         media: list[bytes] = []
@@ -248,10 +253,11 @@ class TokenReader:
 
     def _talk_keys(self, talk: Talk, text: str, root: BlockHash) -> tuple[BlockHash | None, BlockHash | None]:
         turns = self._model.turns
-        if turns is not None and turns.holds_all:
+        has_system = has_system_prompt(talk)
+        if turns and (turns.holds_system or not has_system) and (turns.holds_tools or not talk.tools):
             system_key, opening_key = self._keys(text, root)
             if opening_key is not None:
-                return system_key if has_head(talk) else None, opening_key
+                return system_key if has_system or talk.tools else None, opening_key
         return keys_of(talk, root)  # the text does not show it in one place
 
 
@@ -260,3 +266,11 @@ def _follow(chain: Chain, segments: Sequence[bytes], at: int) -> int:
     while at < len(segments) and chain.follow(segments[at]):
         at += 1
     return at
+
+
+def _truncated(reading: Reading, document: Mapping[str, Any]) -> Reading:
+    """Take off what the client has vLLM cut away: the beginning, and with it whatever could be shared."""
+    limit = document.get("truncate_prompt_tokens")
+    if type(limit) is not int or not 0 < limit < reading.prompt_tokens:
+        return reading
+    return reading._replace(prompt_tokens=limit, prefix=())

@@ -3,7 +3,9 @@
     loading --the tokenizer is there--> exact
        |--there is none----------------> failed: bytes are all that there is, and the log says why
 
-Loading takes seconds, so it is done in a thread, and prompts are read as text meanwhile.
+Loading takes seconds, so it is done in a thread, and prompts are read as text meanwhile. Reading the file holds the
+interpreter's lock for up to a second at a time, whatever the thread: a tokenizer that is at hand is better loaded
+before the gateway listens.
 """
 
 import asyncio
@@ -80,6 +82,7 @@ def token_reader(
     fallback: PromptReader,
     segments: Segments | None = None,
     *,
+    chat_template: str | None = None,
     variables: Mapping[str, Any] | None = None,
     image_tokens: int = IMAGE_TOKENS,
     max_text_bytes: int = MAX_TEXT_BYTES,
@@ -90,7 +93,7 @@ def token_reader(
     Raises:
         NotLoaded: none can be had from there.
     """
-    model = checked(source, load_tokenizer(source), is_fast_wanted=is_fast_wanted)
+    model = checked(source, load_tokenizer(source, chat_template=chat_template), is_fast_wanted=is_fast_wanted)
     return TokenReader(
         model,
         encoder,

@@ -115,7 +115,7 @@ class _Layout:
                 if value and name not in ("role", "content"):
                     self._put(value, 0)
             self.pieces.append(_END)
-            if is_leading and role in LEADING_ROLES:
+            if is_leading and isinstance(role, str) and role in LEADING_ROLES:
                 self.system_pieces = len(self.pieces)
             else:
                 is_leading = False

@@ -120,9 +120,14 @@ def _flag(document: dict[str, Any], name: str, default: bool) -> bool:
     return value
 
 
-def has_head(talk: Talk) -> bool:
-    """Whether a system prompt or tools come before what is said."""
-    return bool(talk.tools) or any(message["role"] in LEADING_ROLES for message in talk.messages[:1])
+def has_system_prompt(talk: Talk) -> bool:
+    """Whether a system prompt comes before what the user says."""
+    for message in talk.messages:
+        if message["role"] in LEADING_ROLES:
+            return True
+        if message["role"] == "user":
+            break
+    return False
 
 
 def keys_of(talk: Talk, root: BlockHash) -> tuple[BlockHash | None, BlockHash | None]:

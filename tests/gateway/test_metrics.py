@@ -195,7 +195,7 @@ async def test_p7_what_clients_make_up_makes_no_series() -> None:
     tenants = [{"name": "a", "key_sha256": [hashlib.sha256(b"key").hexdigest()]}]
     key = {"authorization": "Bearer key"}
 
-    async with house(2, tenants=tenants) as whole:
+    async with house(2, tenants=tenants, policy="round_robin") as whole:
 
         async def invent(at: int) -> None:
             await whole.get(f"/v1/{at}")

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from gateway.routes import ENGINE_ROUTES, Route
 from gateway.tokens import Reading, estimate_prompt_tokens
-from gateway.tokens.encoding import Encoder
+from gateway.tokens.encoding import LARGE_BYTES, Encoder
 from gateway.tokens.exact import Model, TokenReader
 from gateway.tokens.plain import TextReader
-from gateway.tokens.segments import Segments
+from gateway.tokens.segments import Cutter, Segments
+from gateway.tokens.template import ChatTemplates
+from gateway.tokens.turns import learn
 from policies.prefix import block_hashes
 from tests.gateway.tokens.bodies import ANSWER, CHATS, HELLO, PROMPTS, SYSTEM, TOOL, Body, text, user
 from tests.gateway.tokens.conftest import CHAT, COMPLETION, ROOT, SEED, SMALL, TOKENIZE, shared
@@ -137,6 +139,10 @@ async def test_a_conversation_goes_on_from_its_last_turn(reader: TokenReader) ->
 
 
 async def test_the_system_key_is_made_of_system_prompt_and_tools(reader: TokenReader) -> None:
+    await keys_are_of_heads(reader)
+
+
+async def keys_are_of_heads(reader: TokenReader) -> None:
     heads: list[Body] = [
         {"messages": [HELLO]},
         {"messages": [SYSTEM, HELLO]},
@@ -145,8 +151,10 @@ async def test_the_system_key_is_made_of_system_prompt_and_tools(reader: TokenRe
         {"messages": [SYSTEM, HELLO], "tools": [TOOL]},
         {"messages": [SYSTEM, HELLO], "tools": [{**TOOL, "function": {**TOOL["function"], "name": "other"}}]},
     ]
-    keys = [(await read(reader, **body)).system_key for body in heads]
+    readings = [await read(reader, **body) for body in heads]
+    keys = [reading.system_key for reading in readings]
     assert keys[0] is None
+    assert len({reading.opening_key for reading in readings}) == len(heads)
     assert len(set(keys)) == len(keys)
     for body, key in zip(heads, keys, strict=True):
         longer = {**body, "messages": [*body["messages"], ANSWER, user(LONG)]}
@@ -407,6 +415,78 @@ async def test_large_conversations_are_rendered_in_a_thread_and_read_the_same(
     assert small.templates is not None
     whole = small.encode(small.templates.choose(has_tools=False).render(messages))
     assert reading.prefix == hashes(list(whole), 64)
+
+
+async def test_of_large_prompts_each_has_a_round_of_the_loop_to_itself(
+    small: Model, encoder: Encoder, segments: Segments
+) -> None:
+    rounds: list[int] = []
+    now = 0
+    loop = asyncio.get_running_loop()
+
+    class Counting(Cutter):
+        def cut(self, text: str) -> list[str]:
+            if len(text) > LARGE_BYTES:
+                rounds.append(now)
+            return super().cut(text)
+
+    def tick() -> None:
+        nonlocal now
+        now += 1
+        if len(rounds) < 40:
+            loop.call_soon(tick)
+
+    loop.call_soon(tick)
+    number = loaded_number(small)
+    reader = TokenReader(small._replace(cutter=Counting(number)), encoder, segments, TextReader())
+    body = {"messages": [SYSTEM, user(LONG * 50)]}
+    readings = await asyncio.gather(*(reader.read(CHAT, body, ROOT, 64) for _ in range(40)))
+    assert len(set(readings)) == 1
+    assert len(rounds) == 40
+    assert len(set(rounds)) == len(rounds)
+
+
+def loaded_number(small: Model) -> dict[str, int]:
+    (token,) = small.cutter.tokens
+    return {token: small.encode(token)[0]}
+
+
+async def test_what_vllm_cuts_away_is_not_counted(reader: TokenReader) -> None:
+    whole = await read(reader, messages=[SYSTEM, user(LONG)])
+    cut = await read(reader, messages=[SYSTEM, user(LONG)], truncate_prompt_tokens=20)
+    assert (cut.prompt_tokens, cut.prefix) == (20, ())
+    for limit in (-1, 10_000, None, "x"):
+        assert await read(reader, messages=[SYSTEM, user(LONG)], truncate_prompt_tokens=limit) == whole
+
+
+# Templates that put things elsewhere.
+
+ELSEWHERE = {
+    "tools into the first turn": (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% if tools and loop.index0 == 1 %}{{ tools | tojson }}{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}",
+        (True, False),
+    ),
+    "all into the last turn": (
+        "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n{% if loop.last and tools %}"
+        "{{ tools | tojson }}{% endif %}{% if loop.last and messages[0].role == 'system' %}{{ messages[0].content }}"
+        "{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}",
+        (False, False),
+    ),
+    "no turns at all": ("{{ messages | tojson }}{{ tools | tojson }}", None),
+}
+
+
+@pytest.mark.parametrize("what", ELSEWHERE)
+async def test_keys_tell_heads_apart_wherever_a_template_puts_them(
+    small: Model, encoder: Encoder, segments: Segments, what: str
+) -> None:
+    source, held = ELSEWHERE[what]
+    templates = ChatTemplates({"default": source}, {})
+    turns = learn(templates, ["<|im_start|>", "<|im_end|>"])
+    assert held == (turns and (turns.holds_system, turns.holds_tools))
+    reader = TokenReader(small._replace(templates=templates, turns=turns), encoder, segments, TextReader())
+    await keys_are_of_heads(reader)
 
 
 async def test_memory_stays_within_its_bytes(small: Model, encoder: Encoder) -> None:
