@@ -4,7 +4,6 @@ The decision is the one that serves: the policies of `policies/`, charged by `po
 What is the simulation's own is only where requests and engine reports come from.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -21,6 +20,7 @@ from loadtests.workloads import Job
 from policies import books
 from policies.endpoint import Charge, Endpoint, Pool
 from policies.index import PrefixIndex
+from policies.keys import RingKeys
 from policies.learned import OutputHabits
 from policies.least_work import LeastWork
 from policies.pools import pool_of
@@ -31,7 +31,6 @@ MODEL = "sim"
 UNIT_BLOCKS = UNIT_TOKENS // BLOCK_TOKENS
 LONG_TOKENS = 32_768  # prompt and answer; the most of an engine that serves no longer ones
 HOME_HOLDS = 0.95
-MAX_OPENINGS = 100_000  # whose repetition is remembered
 
 
 @dataclass(eq=False, slots=True)
@@ -72,7 +71,7 @@ class Replica:
         self._ring_key = ring_key
         self.index = TrueIndex() if share == "events" else PrefixIndex()
         self._habits = OutputHabits()
-        self._openings: OrderedDict[int, None] = OrderedDict()
+        self._keys = RingKeys()
         self.endpoints = [
             Endpoint(f"e{place}", f"sim://e{place}", frozenset((MODEL,)), work=_work(profile, work_factor))
             for place in range(len(engines))
@@ -154,21 +153,24 @@ class Replica:
         )
 
     def _key(self, job: Job) -> BlockHash | None:
-        """Give what the request goes by on the ring: system prompt, or system prompt and first user turn."""
-        opening = job.beginning(job.opening_tokens)
-        is_opening = self._ring_key is RingKey.OPENING
-        if self._ring_key is RingKey.LONGEST:
-            is_opening = opening in self._openings
-            self._openings[opening] = None
-            self._openings.move_to_end(opening)
-            if len(self._openings) > MAX_OPENINGS:
-                self._openings.popitem(last=False)
-        if self._ring_key is RingKey.NATURAL:
-            is_opening = job.talk is not None
-        tokens = job.opening_tokens if is_opening else job.system_tokens
-        if tokens < BLOCK_TOKENS:
-            return None
-        return BlockHash(xxh3_64_intdigest(job.beginning(tokens).to_bytes(8, "little")))
+        """Give what the request goes by on the ring."""
+        system, opening = _named(job, job.system_tokens), _named(job, job.opening_tokens)
+        match self._ring_key:
+            case RingKey.LONGEST:
+                return self._keys.key_of(system, opening)
+            case RingKey.SYSTEM:
+                return system
+            case RingKey.OPENING:
+                return opening
+            case RingKey.NATURAL:
+                return opening if job.talk is not None else system
+
+
+def _named(job: Job, tokens: int) -> BlockHash | None:
+    """Name the beginning of a prompt."""
+    if tokens < BLOCK_TOKENS:
+        return None
+    return BlockHash(xxh3_64_intdigest(job.beginning(tokens).to_bytes(8, "little")))
 
 
 class _FixedWork(WorkModel):

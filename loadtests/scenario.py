@@ -163,7 +163,7 @@ class RingKey(Enum):
     OPENING = "opening"
     """System prompt and first user turn."""
     LONGEST = "longest"
-    """The opening where it was seen before, else the system prompt."""
+    """The opening where it was seen before, else the system prompt: as the gateway does."""
 
 
 class Stage(Part):
@@ -186,7 +186,7 @@ class Scenario(Part):
     workload: Workload
     fleet: Fleet = Fleet()
     objective: Objective = Objective()
-    ring_key: RingKey = RingKey.NATURAL
+    ring_key: RingKey = RingKey.LONGEST
     stages: tuple[Stage, ...]
     """One after the other; each begins when the one before is drained."""
     bracket: tuple[float, float]
