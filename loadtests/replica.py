@@ -20,7 +20,7 @@ from loadtests.workloads import Job
 from policies import books
 from policies.endpoint import Charge, Endpoint, Pool
 from policies.index import PrefixIndex
-from policies.keys import RingKeys
+from policies.keys import ring_key
 from policies.learned import OutputHabits
 from policies.least_work import LeastWork
 from policies.pools import pool_of
@@ -71,7 +71,6 @@ class Replica:
         self._ring_key = ring_key
         self.index = TrueIndex() if share == "events" else PrefixIndex()
         self._habits = OutputHabits()
-        self._keys = RingKeys()
         self.endpoints = [
             Endpoint(f"e{place}", f"sim://e{place}", frozenset((MODEL,)), work=_work(profile, work_factor))
             for place in range(len(engines))
@@ -156,8 +155,8 @@ class Replica:
         """Give what the request goes by on the ring."""
         system, opening = _named(job, job.system_tokens), _named(job, job.opening_tokens)
         match self._ring_key:
-            case RingKey.LONGEST:
-                return self._keys.key_of(system, opening)
+            case RingKey.ANSWERED:
+                return ring_key(system, opening, is_answered=job.prompt_tokens > job.opening_tokens)
             case RingKey.SYSTEM:
                 return system
             case RingKey.OPENING:
