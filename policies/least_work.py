@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from policies.affinity import ring_key_of
 from policies.books import MIN_CACHED_LEFT
 from policies.endpoint import UNKNOWN_CAPACITY, Endpoint, Outlook
-from policies.index import PrefixIndex
+from policies.index import DEFAULT_CAPACITY_TOKENS, PrefixIndex
 from policies.policy import Choice, Reason
 from policies.request import InferenceRequest
 from policies.ring import Ring
@@ -46,6 +46,7 @@ NEAR_S = 0.002
 NEAR_SHARE = 0.1
 ROOM = 0.95  # a cache that holds more of its capacity is full
 COLD = 0.5  # of the prompt
+NOTABLE = 0.01  # of a cache: smaller prompts take no room worth spreading
 SLACK = 9.0  # 1 + MU: what computing it once more would cost; with 3 one seed in six of b2b fails at 40/s
 CROWDED = 0.6
 KEPT_S = 300.0  # with 60 three seeds in six fail: a lull does not mean that the crowd is gone for good
@@ -78,7 +79,9 @@ class LeastWork:
         if self.home_holds:
             matched = self._with_home(request, endpoints, matched)
         most = next(reversed(matched.values())) if matched else 0
-        if self._has_room and most * request.unit_tokens < COLD * request.prompt_tokens:
+        prompt = request.prompt_tokens
+        is_cold = most * request.unit_tokens < COLD * prompt
+        if self._has_room and is_cold and prompt > NOTABLE * _capacity_tokens(endpoints[0]):
             units, chosen = self._plant(request, endpoints, outlooks, matched, now)
         else:
             units, chosen = self._nearest(self._rows(request, endpoints, outlooks, matched, now), request)
@@ -259,6 +262,10 @@ def _cost(row: Row) -> float:
 
 def _units(item: tuple[Endpoint, int]) -> int:
     return item[1]
+
+
+def _capacity_tokens(endpoint: Endpoint) -> int:
+    return endpoint.report.kv_capacity_tokens or DEFAULT_CAPACITY_TOKENS
 
 
 def _least_uncached(request: InferenceRequest) -> int:
