@@ -313,3 +313,25 @@ def test_a_crowded_pool_without_a_holder_takes_any() -> None:
     crowd(scene, 0.0)
     scene.index.learn(scene.fleet[0], request("half", (3, 15)).prefix, 0.0)
     assert scene.choose(request("again", (3, 25)), 1.0).endpoint in scene.fleet
+
+
+def test_where_gateways_do_not_tell_each_other_the_home_is_taken_to_hold_a_prompt() -> None:
+    scene = Scene(4)
+    asked = request("a", (1, 60))
+    home = scene.choose(asked).endpoint
+    scene.policy.home_holds = 0.95
+    assert scene.choose(asked) == Choice(home, Reason.PREFIX, 57 * UNIT_TOKENS, pytest.approx(0.0105))
+    other = next(each for each in scene.fleet if each is not home)
+    scene.index.learn(other, asked.prefix, 0.0)
+    assert scene.choose(asked, 1.0).endpoint is other
+    scene.index.learn(home, asked.prefix, 1.0)
+    assert scene.choose(asked, 2.0).endpoint is home
+
+
+def test_one_block_is_computed_anew_by_those_that_are_left_too() -> None:
+    scene = Scene(3)
+    for endpoint in (scene.fleet[1], scene.fleet[2]):
+        scene.index.learn(endpoint, request("a", (1, 20)).prefix, 0.0)
+    scene.fleet.pop()  # the first that the index names
+    choice = scene.choose(request("b", (1, 20), tail=0), 2.0)
+    assert (choice.endpoint.name, choice.cached_tokens) == ("e1", 20 * UNIT_TOKENS - 16)
