@@ -13,6 +13,13 @@ All in seconds. u prompt tokens are not cached on the endpoint, m are; D sequenc
 Near the least cost (0.1*p1*prompt + 2 ms) the longest match wins, then the first home on the ring, so that gateways
 that do not talk to each other agree.
 
+So a hot prompt is computed once more when the endpoints that hold it each have more decodes than the idlest by
+
+    bound = (1 + MU)*own / (output*(d1 + d2*context of one))
+
+(4k tokens, answers of 400, bench-8b: 12), and has at most ceil(load / bound) homes. Once it is held there nothing draws
+it to any other, so the homes are the same when the load comes again.
+
 Where a cache has ROOM left, more is at stake than this request: what is cached now may all stay, if prompts are spread
 evenly over the caches and none is kept twice. Then two more rules hold; when all caches are full they change nothing.
 
