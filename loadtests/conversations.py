@@ -7,7 +7,7 @@ from importlib.resources import files
 import orjson
 
 MIN_OUTPUT_TOKENS = 8
-MAX_OUTPUT_TOKENS = 96  # real answers run longer; a demonstration is watched
+MAX_OUTPUT_TOKENS = 24  # real answers run longer; a demonstration is watched
 BYTES_PER_TOKEN = 4
 
 SYSTEM_PROMPTS = {
@@ -61,13 +61,14 @@ class Conversation:
             messages.append({"role": "assistant", "content": turn.said})
 
     def bodies(self, model: str, user: str | None = None) -> Iterator[bytes]:
-        """Give the body of each call, in the official client's form."""
+        """Give the body of each call, in the official client's form; answers get the length they really had."""
         for turn, messages in zip(self.turns, self.histories(user), strict=True):
             yield orjson.dumps(
                 {
                     "messages": messages,
                     "model": model,
                     "max_completion_tokens": turn.output_tokens,
+                    "ignore_eos": True,
                     "stream": True,
                     "stream_options": {"include_usage": True},
                 }
