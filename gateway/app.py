@@ -33,11 +33,13 @@ from gateway.fleet import Fleet
 from gateway.gauges import add_gauges
 from gateway.homes import Homes
 from gateway.intake import Intake
+from gateway.kvevents import KvEvents
 from gateway.members import FleetPool, Member
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.probe import Probe
 from gateway.proxy import Proxy
+from gateway.questions import Questions
 from gateway.readers import Readers
 from gateway.stored import StoredResponses
 from gateway.tenants import Tenants
@@ -86,16 +88,19 @@ class Gateway:
         self._probe = Probe(
             self.fleet, self._session, self._knocking, config.health, self._clock, self._chance, self._gone
         )
+        self.kv_events = KvEvents(
+            self._session, self.fleet.root_at, lambda member: member.endpoint.unit_tokens, self._clock
+        )
         self._id_prefix, self._id_counter = secrets.token_hex(5), itertools.count()
         tenants = Tenants(config.tenants)
-        self._readers = Readers(config.models)
+        self.readers = Readers(config.models, Questions(self.fleet, self._session, self._clock))
         self.proxy = Proxy(
             fleet=self.fleet,
             tenants=tenants,
             upstream=self.upstream,
             stored=StoredResponses(Homes(), self.fleet, tenants, self.upstream),
             models=Models(self.fleet, config.aliases(), int(time.time())),
-            intake=Intake(self.fleet, self._readers.of, config.routing.session_header),
+            intake=Intake(self.fleet, self.readers.of, config.routing.session_header),
             metrics=self.metrics,
             on_record=self._record,
             is_draining=lambda: self._is_draining,
@@ -113,7 +118,14 @@ class Gateway:
             max_field_size=config.listen.max_header_bytes,
             max_headers=config.listen.max_headers,
         )
-        add_gauges(self.metrics, self.fleet, self._clock, lambda: self.proxy.active, lambda: self._lag_s)
+        add_gauges(
+            self.metrics,
+            self.fleet,
+            self.kv_events,
+            self._clock,
+            active=lambda: self.proxy.active,
+            lag_s=lambda: self._lag_s,
+        )
 
     # Life.
 
@@ -123,7 +135,7 @@ class Gateway:
         Raises:
             StartError: an address cannot be listened on, a tokenizer cannot be read.
         """
-        problems = await self._readers.start()
+        problems = await self.readers.start()
         if problems:
             raise StartError("; ".join(problems))
         listen = self._config.listen
@@ -179,7 +191,8 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._probe.close()
-        await self._readers.close()
+        await self.kv_events.close()
+        await self.readers.close()
         if self._admin_runner is not None:
             await self._admin_runner.cleanup()
         await self._session.close()
@@ -211,12 +224,15 @@ class Gateway:
             names = {endpoint.label for endpoint in listed}
             for member in [member for member in pool.members if member.config.label not in names]:
                 self._probe.forget(member)
+                self.kv_events.forget(member)
                 self.fleet.remove(member)
                 self.upstream.forget(member.config.url)
             known = {member.config.label for member in pool.members}
             for endpoint in listed:
                 if endpoint.label not in known:
-                    self._probe.watch(self.fleet.add(pool, endpoint))
+                    member = self.fleet.add(pool, endpoint)
+                    self._probe.watch(member)
+                    self.kv_events.follow(member)
 
     def _gone(self, member: Member) -> None:
         """Give up on what hangs at an engine that takes no more connections: some fall silent under SIGTERM."""

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from yarl import URL
 
 from gateway import document
@@ -34,6 +34,11 @@ from policies.work import PROFILES
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$"  # names become header values and metric labels
 VISIBLE_ASCII = re.compile(r"[!-~]+")
 DEFAULT_PROFILE_NAME = "bench-8b"
+ASK_ENGINE = "engine"  # for a tokenizer
+REPLAY_ADDRESS = re.compile(r"tcp://[^\s/]+:\d{1,5}|ipc://\S+")
+ADDRESS = re.compile(rf"(?:bind:)?(?:{REPLAY_ADDRESS.pattern})|https?://\S+")
+AUTO, OFF = "auto", "off"
+BIND = "bind:"  # before an address that we are to bind, since the engine connects
 
 
 def _one_of(known: Iterable[str], value: str) -> str:
@@ -83,6 +88,21 @@ class EndpointConfig(Section):
         DEFAULT_PROFILE_NAME,
         description="What its work is first thought to cost, until it is learned: " + ", ".join(PROFILES) + ".",
     )
+    kv_events: str = Field(
+        AUTO,
+        description="Where it tells what it caches. auto: vLLM and SGLang are asked; off; tcp://host:port, ipc://path "
+        "(ZeroMQ); bind:tcp://… where the engine connects to us; http://… to poll TensorRT-LLM's /kv_cache_events.",
+    )
+    kv_replay: str | None = Field(
+        None,
+        description="Where it replays what it told before, if kv_events is an address: tcp://host:port, ipc://path.",
+    )
+
+    @field_validator("kv_events", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, value: object) -> object:
+        """Take YAML's bare `off`, which is read as false, for the word that was written."""
+        return OFF if value is False else value
 
     @field_validator("kind")
     @classmethod
@@ -110,6 +130,21 @@ class EndpointConfig(Section):
         if not VISIBLE_ASCII.fullmatch(value):
             raise ValueError("must have no spaces, control characters or letters beyond ASCII")
         return value.rstrip("/")
+
+    @field_validator("kv_events", "kv_replay")
+    @classmethod
+    def _is_address(cls, value: str | None, info: ValidationInfo) -> str | None:
+        is_events = info.field_name == "kv_events"
+        known = ADDRESS if is_events else REPLAY_ADDRESS
+        if value is None or (is_events and value in (AUTO, OFF)) or known.fullmatch(value):
+            return value
+        raise ValueError("must be auto, off or an address" if is_events else "must be tcp://host:port or ipc://path")
+
+    @model_validator(mode="after")
+    def _replays_what_is_told(self) -> Self:
+        if self.kv_replay is not None and not re.match(f"({BIND})?(tcp|ipc)://", self.kv_events):
+            raise ValueError("kv_replay needs kv_events to be a tcp:// or ipc:// address")
+        return self
 
     @field_validator("url")
     @classmethod
@@ -172,7 +207,29 @@ class ModelConfig(Section):
         "/tokenize; none: tokens are estimated from bytes.",
     )
     chat_template: str | None = Field(None, description="A Jinja file; none: the one that comes with the tokenizer.")
+    chat_template_kwargs: dict[str, Any] = Field(
+        {},
+        description="Variables of the template, as the engines are started with them (vLLM: "
+        "--default-chat-template-kwargs).",
+    )
     image_tokens: Count = Field(1024, description="What an image counts for, where the tokenizer cannot say.")
+
+    @field_validator("tokenizer", "chat_template")
+    @classmethod
+    def _is_there(cls, value: str | None, info: ValidationInfo) -> str | None:
+        """Refuse paths to nothing; a hub id is no path."""
+        if value is None or (info.field_name == "tokenizer" and value == ASK_ENGINE):
+            return value
+        is_path = info.field_name == "chat_template" or value.startswith((".", "/", "~")) or value.endswith(".json")
+        if is_path and not Path(value).expanduser().exists():
+            raise ValueError("there is no such file or folder")
+        return value
+
+    @model_validator(mode="after")
+    def _template_has_a_tokenizer(self) -> Self:
+        if self.chat_template is not None and self.tokenizer in (None, ASK_ENGINE):
+            raise ValueError("chat_template needs a tokenizer that is loaded here")
+        return self
 
 
 class TenantConfig(Section):

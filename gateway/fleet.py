@@ -16,18 +16,9 @@ from gateway.lease import Lease
 from gateway.members import FleetPool, Member
 from policies.endpoint import Endpoint, EngineReport, Pool
 from policies.index import PrefixIndex
+from policies.placing import place
 from policies.policy import Choice, Policy, Reason
-from policies.pools import (
-    Serving,
-    Standing,
-    TooLong,
-    candidates,
-    earliest_s,
-    is_busy,
-    lent,
-    serving,
-    standing_of,
-)
+from policies.pools import Serving, Standing, TooLong, earliest_s, serving, standing_of
 from policies.prefix import root_of
 from policies.request import BlockHash, InferenceRequest, unit_for
 from policies.work import PROFILES, WorkModel
@@ -66,7 +57,8 @@ class Fleet:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.pools: list[FleetPool] = []
-        self._pool_of: dict[Pool, FleetPool] = {}
+        self._indexes: dict[Pool, PrefixIndex] = {}
+        self._policies: dict[Pool, Policy] = {}
         self._members: dict[Endpoint, Member] = {}
         self._facts: dict[str, ModelFacts] = {}
 
@@ -85,7 +77,8 @@ class Fleet:
         pool = Pool(name, max_context_tokens=max_context_tokens, max_uncached_tokens=max_uncached_tokens)
         opened = FleetPool(pool, policy, PrefixIndex() if index is None else index)
         self.pools.append(opened)
-        self._pool_of[pool] = opened
+        self._indexes[pool] = opened.index
+        self._policies[pool] = policy
         return opened
 
     def add(self, pool: FleetPool, config: EndpointConfig) -> Member:
@@ -195,6 +188,15 @@ class Fleet:
             facts = self._facts[model] = self._reckoned(model)
         return facts
 
+    def root_at(self, member: Member, adapter: str, salt: str) -> BlockHash | None:
+        """Give what prefixes are rooted in at an engine, for an adapter or none; None where that is not known."""
+        endpoint = member.endpoint
+        adapters = {served.id for served in member.listed if served.parent is not None}
+        named = adapter if adapter in endpoint.models else min(endpoint.models - adapters, default=None)
+        if named is None or (adapter and named != adapter):
+            return None
+        return self.facts(named).root_with(salt)
+
     def standing(self, request: InferenceRequest, least_prompt_tokens: int, param: str | None = None) -> Standing:
         """Find the pools that a request belongs to.
 
@@ -225,24 +227,9 @@ class Fleet:
             Overloaded: no endpoint may take the request now.
         """
         now = self._clock()
-        pool = standing.own
-        endpoints = candidates(pool, request, tried, now)
-        if standing.longer and is_busy(endpoints):
-            for longer in standing.longer:
-                idle = lent(longer, request, tried, now)
-                if idle:
-                    choice = self._pool_of[longer].policy.choose(request, idle, now)
-                    if endpoints:
-                        choice = choice._replace(reason=Reason.LENT)
-                    return Lease(self._members[choice.endpoint], choice, request, self._clock)
-        if not endpoints:
-            for pool in (*standing.longer, *reversed(standing.shorter)):
-                endpoints = candidates(pool, request, tried, now)
-                if endpoints:
-                    break
-            else:
-                raise self._nobody(standing, request.model, now)
-        choice = self._pool_of[pool].policy.choose(request, endpoints, now)
+        choice = place(standing, self._policies, request, tried, now)
+        if choice is None:
+            raise self._nobody(standing, request.model, now)
         return Lease(self._members[choice.endpoint], choice, request, self._clock)
 
     def lease_on(self, member: Member, request: InferenceRequest) -> Lease:
@@ -287,7 +274,7 @@ class Fleet:
 
     def _cached_in(self, pool: Pool, request: InferenceRequest) -> int:
         """Count the prompt tokens that the endpoint with the longest match holds."""
-        matched = self._pool_of[pool].index.matched(request.prefix)
+        matched = self._indexes[pool].matched(request.prefix)
         return next(reversed(matched.values()), 0) * request.unit_tokens
 
     def _nobody(self, standing: Standing, model: str, now: float) -> GatewayError:

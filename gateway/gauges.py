@@ -4,15 +4,23 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 
 from gateway.fleet import Fleet
+from gateway.kvevents import KvEvents
 from gateway.members import Member
 from gateway.metrics import Labels, Metrics
+from gateway.told import Told
 from policies.health import State
 
 Samples = Iterator[tuple[Labels, float]]
 
 
 def add_gauges(
-    metrics: Metrics, fleet: Fleet, clock: Callable[[], float], active: Callable[[], int], lag_s: Callable[[], float]
+    metrics: Metrics,
+    fleet: Fleet,
+    kv_events: KvEvents,
+    clock: Callable[[], float],
+    *,
+    active: Callable[[], int],
+    lag_s: Callable[[], float],
 ) -> None:
     """Let the metrics page show every endpoint, and the process."""
     gauge = metrics.gauge
@@ -27,6 +35,10 @@ def add_gauges(
                     yield (member.endpoint.name,), value
 
         gauge(name, documentation, ("endpoint",), read)
+
+    def of_events(member: Member, value_of: Callable[[Told], float]) -> float | None:
+        told = kv_events.told_by(member)
+        return None if told is None else value_of(told)
 
     def states() -> Samples:
         for member in fleet.members():
@@ -74,6 +86,21 @@ def add_gauges(
         "kvlane_cache_forecast_off",
         "1 where they have differed for so long that something is wrong.",
         lambda member: member.forecast.is_off(clock()),
+    )
+    by_endpoint(
+        "kvlane_kv_events_followed",
+        "1 where what an endpoint holds is known from its KV events, 0 where from what was sent there.",
+        lambda member: of_events(member, lambda told: float(told.is_followed)),
+    )
+    by_endpoint(
+        "kvlane_kv_events_total",
+        "KV events read of an endpoint.",
+        lambda member: of_events(member, lambda told: told.events),
+    )
+    by_endpoint(
+        "kvlane_kv_event_gaps_total",
+        "Times that KV events of an endpoint were missing.",
+        lambda member: of_events(member, lambda told: told.gaps),
     )
     by_endpoint("kvlane_engine_running_requests", "As the engine says.", lambda m: m.endpoint.report.running)
     by_endpoint("kvlane_engine_waiting_requests", "As the engine says.", lambda m: m.endpoint.report.waiting)

@@ -47,6 +47,18 @@ class Lease:
         if self._is_open and not self._charge.is_decoding:
             books.first_token(self._charge, self._clock())
 
+    @property
+    def prefilled_in_s(self) -> float:
+        """Seconds until all prefills there are done, this one included, as predicted now."""
+        endpoint = self.endpoint
+        books = endpoint.outstanding
+        return books.prefill_s + 1.5 * endpoint.work.step_s(books.decoding, books.context_tokens)
+
+    def presume_first_token(self) -> None:
+        """Take the prefill for done: an answer that is not streamed does not show its first token."""
+        if self._is_open and not self._charge.is_decoding:
+            books.first_token(self._charge, self._clock(), is_seen=False)
+
     def used(self, usage: Usage) -> None:
         """Note what the engine says of an answer that ended well: what it made, and what it had cached."""
         self._output_tokens = usage.output_tokens

@@ -107,7 +107,7 @@ class Histogram:
 
 
 class Gauge:
-    """Values that are read when somebody asks."""
+    """Values that are read when somebody asks; of a name in `_total`, sums that others keep."""
 
     def __init__(
         self, name: str, documentation: str, labels: Labels, read: Callable[[], Iterable[tuple[Labels, float]]]
@@ -116,10 +116,11 @@ class Gauge:
         self.documentation = documentation
         self.labels = labels
         self._read = read
+        self._family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
 
     def collect(self) -> Metric:
         """Read, and give the series as prometheus_client renders them."""
-        family = GaugeMetricFamily(self.name, self.documentation, labels=self.labels)
+        family = self._family(self.name.removesuffix("_total"), self.documentation, labels=self.labels)
         for labels, value in self._read():
             family.add_metric(labels, value)
         return family

@@ -225,6 +225,10 @@ class Proxy:
         answer = Answer(exchange.route.shape, hides_usage=exchange.call.hides_usage, on_first_token=lease.first_token)
         in_flight = lease.member.in_flight
         in_flight.add(answer)
+        presumed = None
+        if not exchange.call.is_stream:
+            loop = asyncio.get_running_loop()
+            presumed = loop.call_later(lease.prefilled_in_s, lease.presume_first_token)
         try:
             await ask(answer, self._upstream, lease, exchange, self._timeouts.first_byte_s)
             if answer.is_good:
@@ -233,6 +237,8 @@ class Proxy:
         finally:
             answer.close()
             in_flight.discard(answer)
+            if presumed is not None:
+                presumed.cancel()
         self._metrics.endpoint_failures.add((lease.endpoint.name, failure.kind))
         return failure
 

@@ -1,28 +1,33 @@
 """Readers: who reads the prompts of which model.
 
-A model with a tokenizer in the configuration is read by it once it is loaded; until then, and where there is none, by
-its bytes. Loading is done in threads, and the gateway serves meanwhile.
+A model with a tokenizer in the configuration is read by it once it is loaded; one with `engine` by asking an engine
+that is up; until then, and where there is neither, by its bytes. Loading is done in threads, and the gateway serves
+meanwhile.
 """
 
 import asyncio
 from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
-from gateway.config import ModelConfig
-from gateway.tokens import PromptReader
+from gateway.config import ASK_ENGINE, Kind, ModelConfig
+from gateway.questions import Questions
+from gateway.routes import Route
+from gateway.tokens import PromptReader, Reading
+from gateway.tokens.asked import Dialect, EngineReader
 from gateway.tokens.encoding import Encoder
-from gateway.tokens.exact import TokenReader
-from gateway.tokens.loaded import LoadingReader, checked, memory_of
-from gateway.tokens.loading import load_tokenizer
+from gateway.tokens.loaded import LoadingReader, token_reader
 from gateway.tokens.plain import TextReader
+from policies.request import BlockHash
 
+DIALECTS = {Kind.VLLM: Dialect.VLLM, Kind.SGLANG: Dialect.VLLM, Kind.LLAMACPP: Dialect.LLAMACPP}
 BROKEN_WITHIN_S = 1.0  # a file that is none is found out sooner; one that is large takes longer to load
 
 
 class Readers:
     """The readers of all models."""
 
-    def __init__(self, configs: Iterable[ModelConfig]) -> None:
+    def __init__(self, configs: Iterable[ModelConfig], questions: Questions) -> None:
         self._encoder = Encoder()
         self._others = TextReader()
         self._readers: dict[str, PromptReader] = {}
@@ -31,7 +36,9 @@ class Readers:
         for config in configs:
             plain = TextReader(image_tokens=config.image_tokens)
             self._readers[config.name] = plain
-            if config.tokenizer is not None:
+            if config.tokenizer == ASK_ENGINE:
+                self._readers[config.name] = AskingReader(config.name, questions, plain)
+            elif config.tokenizer is not None:
                 loading = LoadingReader(partial(self._load, config, plain), plain, config.name)
                 self._readers[config.name] = self._loading[config.name] = loading
 
@@ -62,5 +69,30 @@ class Readers:
     def _load(self, config: ModelConfig, plain: PromptReader) -> PromptReader:
         """Make the exact reader of a model; takes seconds."""
         assert config.tokenizer is not None
-        model = checked(config.name, load_tokenizer(config.tokenizer))
-        return TokenReader(model, self._encoder, memory_of(), plain, image_tokens=config.image_tokens)
+        return token_reader(
+            config.tokenizer,
+            self._encoder,
+            plain,
+            chat_template=config.chat_template,
+            variables=config.chat_template_kwargs,
+            image_tokens=config.image_tokens,
+        )
+
+
+class AskingReader:
+    """Reads by asking whichever engine of the model is up, in the words of its kind; else by bytes."""
+
+    def __init__(self, model: str, questions: Questions, fallback: PromptReader) -> None:
+        self._model = model
+        self._questions = questions
+        self._fallback = fallback
+        self._by_dialect = {
+            dialect: EngineReader(model, partial(questions.ask, model), dialect, fallback) for dialect in Dialect
+        }
+
+    async def read(self, route: Route, document: dict[str, Any], root: BlockHash, unit_tokens: int) -> Reading:
+        """Read a prompt."""
+        kind = self._questions.kind_of(self._model)
+        dialect = DIALECTS.get(kind) if kind is not None else None
+        reader = self._fallback if dialect is None else self._by_dialect[dialect]
+        return await reader.read(route, document, root, unit_tokens)

@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+from loadtests.bars import bars
 from loadtests.demo import demo
 from loadtests.experiment import simulate, spread
 from loadtests.fleet import fleet
@@ -15,6 +16,7 @@ app.command()(demo)
 app.command()(fleet)
 app.command()(drive)
 app.command()(simulate)
+app.command()(bars)
 app.command()(rank)
 
 

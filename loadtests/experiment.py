@@ -22,7 +22,7 @@ from loadtests.scenario import load, names
 from loadtests.sweep import Case, Finding, sweep
 
 DEFAULT_POLICIES = ("round_robin", "least_requests", "bounded_load", "least_work")
-SEVERAL = ("--policy", "--seed")
+SEVERAL = ("--policy", "--seed", "--only")
 
 
 class Share(StrEnum):
@@ -30,6 +30,8 @@ class Share(StrEnum):
 
     OWN = "own"
     SHARED = "shared"
+    EVENTS = "events"
+    PRETENDED = "pretended"
 
 
 def spread(words: Sequence[str]) -> list[str]:
@@ -53,8 +55,19 @@ def simulate(
     seed: Annotated[list[int], typer.Option(help="One or several; the same seed makes the same requests.")] = [0],  # noqa: B006
     gateways: Annotated[int, typer.Option(min=1, help="Gateway replicas; requests come to any.")] = 1,
     share: Annotated[
-        Share, typer.Option(help="Whether gateways tell each other what they do, 20 ms late.")
+        Share,
+        typer.Option(
+            help="own: nothing; shared: all they do, a little late; events: the engines tell all what they hold; "
+            "pretended: nothing, and the ring's home of a prompt is taken to hold it."
+        ),
     ] = Share.OWN,
+    told_after_ms: Annotated[float, typer.Option(min=0, help="How late the others know, with --share shared.")] = 20,
+    work_factor: Annotated[
+        float, typer.Option(min=0.01, help="The gateways take prefills for so many times as long as they are.")
+    ] = 1.0,
+    long_pool: Annotated[
+        int, typer.Option(min=0, help="So many of the engines serve prompts from 32k tokens on, and only those.")
+    ] = 0,
     rate: Annotated[float | None, typer.Option(min=0.001, help="Requests per second, not the scenario's.")] = None,
     max_rate: Annotated[bool, typer.Option("--max-rate", help="Find the highest rate within the SLO.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the numbers there; - is standard output.")] = None,
@@ -68,9 +81,26 @@ def simulate(
         wanted = load(scenario)
     except (LookupError, ValidationError) as exc:
         raise typer.BadParameter(str(exc).strip("'\""), param_hint="SCENARIO") from exc
-    cases = [Case(wanted, name, number, gateways, share.value, rate, max_rate) for name in policy for number in seed]
+    if long_pool >= wanted.fleet.endpoints:
+        raise typer.BadParameter("it leaves nobody for the others", param_hint="--long-pool")
+    cases = [
+        Case(
+            wanted,
+            name,
+            number,
+            gateways,
+            share.value,
+            told_after_ms / 1e3,
+            work_factor,
+            long_pool,
+            rate,
+            max_rate,
+        )
+        for name in policy
+        for number in seed
+    ]
     console = Console(stderr=json == Path("-"))
-    findings = _watched(console, cases, processes)
+    findings = watched(console, cases, processes)
     if json is not None:
         document = orjson.dumps(as_json(findings), option=orjson.OPT_INDENT_2) + b"\n"
         if json == Path("-"):
@@ -102,8 +132,8 @@ def as_json(findings: Sequence[Finding]) -> dict[str, object]:
     return document
 
 
-def _watched(console: Console, cases: list[Case], processes: int) -> list[Finding]:
-    """Run with a progress bar."""
+def watched(console: Console, cases: list[Case], processes: int) -> list[Finding]:
+    """Run cases with a progress bar."""
     columns = (TextColumn("simulating"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("", total=float(len(cases)))

@@ -4,29 +4,34 @@ The decision is the one that serves: the policies of `policies/`, charged by `po
 What is the simulation's own is only where requests and engine reports come from.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from xxhash import xxh3_64_intdigest
 
 from loadtests.engine import EngineModel
+from loadtests.events import TrueIndex
 from loadtests.kvcache import BLOCK_TOKENS
 from loadtests.rules.catalog import policy_named
 from loadtests.rules.oracle import Oracle
 from loadtests.scenario import RingKey
 from loadtests.workloads import Job
 from policies import books
-from policies.endpoint import Charge, Endpoint
+from policies.endpoint import Charge, Endpoint, Pool
 from policies.index import PrefixIndex
+from policies.keys import RingKeys
 from policies.learned import OutputHabits
+from policies.least_work import LeastWork
+from policies.placing import place
+from policies.pools import Standing, serving, standing_of
 from policies.request import UNIT_TOKENS, BlockHash, InferenceRequest
 from policies.work import PROFILES, WorkModel
 
 MODEL = "sim"
 UNIT_BLOCKS = UNIT_TOKENS // BLOCK_TOKENS
-MAX_OPENINGS = 100_000  # whose repetition is remembered
+LONG_TOKENS = 32_768  # prompt and answer; the most of an engine that serves no longer ones
+HOME_HOLDS = 0.95
 
 
 @dataclass(eq=False, slots=True)
@@ -46,19 +51,30 @@ class Replica:
         policy: By its name in `--policy`.
         chance: Its own.
         profile: What its work models begin with.
+        share: As in `Simulation`.
+        work_factor: By how much its work models take prefills for longer than they are, and never learn better.
+        long_endpoints: How many of the engines, the last ones, serve what is longer than LONG_TOKENS, and only that.
     """
 
     def __init__(
-        self, policy: str, engines: Sequence[EngineModel], chance: Random, *, profile: str, ring_key: RingKey
+        self,
+        policy: str,
+        engines: Sequence[EngineModel],
+        chance: Random,
+        *,
+        profile: str,
+        ring_key: RingKey,
+        share: str = "own",
+        work_factor: float = 1.0,
+        long_endpoints: int = 0,
     ) -> None:
         self._engines = engines
         self._ring_key = ring_key
-        self.index = PrefixIndex()
-        self._policy = policy_named(policy, chance, self.index, engines, profile)
+        self.index = TrueIndex() if share == "events" else PrefixIndex()
         self._habits = OutputHabits()
-        self._openings: OrderedDict[int, None] = OrderedDict()
+        self._keys = RingKeys()
         self.endpoints = [
-            Endpoint(f"e{place}", f"sim://e{place}", frozenset((MODEL,)), work=WorkModel(PROFILES[profile]))
+            Endpoint(f"e{place}", f"sim://e{place}", frozenset((MODEL,)), work=_work(profile, work_factor))
             for place in range(len(engines))
         ]
         self._places = {endpoint: place for place, endpoint in enumerate(self.endpoints)}
@@ -66,14 +82,30 @@ class Replica:
             endpoint.report.kv_capacity_tokens = engine.kv.capacity * BLOCK_TOKENS
             endpoint.report.block_tokens = BLOCK_TOKENS
             endpoint.health.answered()
-            endpoint.reckon()
+            if isinstance(self.index, TrueIndex):
+                self.index.watch(endpoint, engine)
+        normal = len(engines) - long_endpoints
+        self._pools = [Pool("normal", self.endpoints[:normal], LONG_TOKENS if long_endpoints else None)]
+        if long_endpoints:
+            self._pools.append(Pool("long", self.endpoints[normal:]))
+        self._row = serving(self._pools, MODEL)
+        self._policies = {pool: policy_named(policy, chance, self.index, engines, profile) for pool in self._pools}
+        for each in self._policies.values():
+            if share == "pretended" and isinstance(each, LeastWork):
+                each.home_holds = HOME_HOLDS
 
     def place(self, id: int, job: Job, now: float) -> Placement:
         """Choose an endpoint and charge it."""
         request = self._request(id, job)
-        if isinstance(self._policy, Oracle):
-            self._policy.job = job
-        choice = self._policy.choose(request, self.endpoints, now)
+        standing = standing_of(self._row, request, lambda pool: 0, request.prompt_tokens)
+        assert isinstance(standing, Standing)
+        for policy in self._policies.values():
+            if isinstance(policy, Oracle):
+                policy.job = job
+        if isinstance(self.index, TrueIndex):
+            self.index.look(job)
+        choice = place(standing, self._policies, request, (), now)
+        assert choice is not None
         placement = Placement(self._places[choice.endpoint], request)
         cached = choice.cached_tokens
         if cached is None:
@@ -125,17 +157,33 @@ class Replica:
 
     def _key(self, job: Job) -> BlockHash | None:
         """Give what the request goes by on the ring: system prompt, or system prompt and first user turn."""
-        opening = job.beginning(job.opening_tokens)
-        is_opening = self._ring_key is RingKey.OPENING
+        system, opening = (_named(job, tokens) for tokens in (job.system_tokens, job.opening_tokens))
         if self._ring_key is RingKey.LONGEST:
-            is_opening = opening in self._openings
-            self._openings[opening] = None
-            self._openings.move_to_end(opening)
-            if len(self._openings) > MAX_OPENINGS:
-                self._openings.popitem(last=False)
-        if self._ring_key is RingKey.NATURAL:
-            is_opening = job.talk is not None
-        tokens = job.opening_tokens if is_opening else job.system_tokens
-        if tokens < BLOCK_TOKENS:
-            return None
-        return BlockHash(xxh3_64_intdigest(job.beginning(tokens).to_bytes(8, "little")))
+            return self._keys.key_of(system, opening)
+        if self._ring_key is RingKey.OPENING or (self._ring_key is RingKey.NATURAL and job.talk is not None):
+            return opening
+        return system
+
+
+def _named(job: Job, tokens: int) -> BlockHash | None:
+    """Name the first tokens of a prompt; None where they do not fill a block."""
+    return None if tokens < BLOCK_TOKENS else BlockHash(xxh3_64_intdigest(job.beginning(tokens).to_bytes(8, "little")))
+
+
+class _FixedWork(WorkModel):
+    """A work model that stays as wrong as it is."""
+
+    __slots__ = ()
+
+    def observe_prefill(self, predicted_s: float, observed_s: float) -> None:
+        """Learn nothing."""
+
+    def observe_decode(self, predicted_s: float, observed_s: float) -> None:
+        """Learn nothing."""
+
+
+def _work(profile: str, factor: float) -> WorkModel:
+    if factor == 1.0:
+        return WorkModel(PROFILES[profile])
+    true = PROFILES[profile]
+    return _FixedWork(replace(true, p0=true.p0 * factor, p1=true.p1 * factor, p2=true.p2 * factor))

@@ -32,6 +32,11 @@ class Result:
     slo_attainment: float
     refused: int
     imbalance: float
+    normal_ttft_s: Spread
+    """Of prompts that are not long by the objective."""
+    normal_tpot_s: Spread
+    long_slo_attainment: float | None
+    """Of long prompts, by their time to the first token alone; None where there were none."""
 
 
 @dataclass(slots=True)
@@ -49,6 +54,10 @@ class Tally:
     tpot_s: list[float] = field(default_factory=list)
     e2e_s: list[float] = field(default_factory=list)
     imbalances: list[float] = field(default_factory=list)
+    normal_ttft_s: list[float] = field(default_factory=list)
+    normal_tpot_s: list[float] = field(default_factory=list)
+    long: list[bool] = field(default_factory=list)
+    """Whether the first token of a long prompt came in time."""
 
     def refuse(self) -> None:
         """Count a request that no engine took."""
@@ -64,6 +73,11 @@ class Tally:
         tpot_s = (e2e_s - ttft_s) / (output_tokens - 1) if output_tokens > 1 else 0.0
         if output_tokens > 1:
             self.tpot_s.append(tpot_s)
+        if prompt_tokens < self.objective.long_from_tokens:
+            self.normal_ttft_s.append(ttft_s)
+            self.normal_tpot_s.append(tpot_s)
+        else:
+            self.long.append(ttft_s <= self.objective.long_ttft_s)
         if ttft_s <= self.objective.ttft_for(prompt_tokens) and tpot_s <= self.objective.tpot_s:
             self.good += 1
         else:
@@ -101,5 +115,8 @@ class Tally:
             goodput_per_s=self.good / counted_s,
             slo_attainment=self.good / max(1, self.requests),
             refused=self.refused,
+            normal_ttft_s=Spread.of(self.normal_ttft_s),
+            normal_tpot_s=Spread.of(self.normal_tpot_s),
+            long_slo_attainment=sum(self.long) / len(self.long) if self.long else None,
             imbalance=sum(self.imbalances) / len(self.imbalances) if self.imbalances else 1.0,
         )

@@ -127,13 +127,17 @@ class Fleet(Part):
 
     endpoints: int = 8
     profile: str = "bench-8b"
+    """What the gateways take the engines for, to begin with; and what they are, where `mix` does not say otherwise."""
+    mix: tuple[str, ...] = ()
+    """Profiles of the engines, in turn."""
     kv_tokens: int | None = None
     """In place of the profile's."""
     max_context_tokens: int = 131_072
 
-    def engine(self) -> EngineModel:
+    def engine(self, place: int = 0) -> EngineModel:
         """Build one of its engines."""
-        return EngineModel(PROFILES[self.profile], kv_tokens=self.kv_tokens, max_context_tokens=self.max_context_tokens)
+        profile = self.mix[place % len(self.mix)] if self.mix else self.profile
+        return EngineModel(PROFILES[profile], kv_tokens=self.kv_tokens, max_context_tokens=self.max_context_tokens)
 
 
 class Objective(Part):

@@ -57,7 +57,11 @@ class Simulation:
     """One policy, one seed: engines, gateways, and what is to happen. Stages follow one another on the same state.
 
     Args:
-        share: "own" leaves each gateway to its own books and index; "shared" tells all others what one does.
+        share: "own" leaves each gateway to its own books and index; "shared" tells all others what one does; with
+            "events" the engines tell all what they hold; "pretended" is "own" where each takes the ring's home of a
+            prompt to hold it.
+        told_after_s: Until the others know, where they are told.
+        work_factor, long_endpoints: As in `Replica`.
         on_progress: Told the virtual seconds that have passed since the last time.
     """
 
@@ -69,11 +73,15 @@ class Simulation:
         seed: int = 0,
         gateways: int = 1,
         share: str = "own",
+        told_after_s: float = TOLD_AFTER_S,
+        work_factor: float = 1.0,
+        long_endpoints: int = 0,
         on_progress: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._scenario, self._policy, self._seed, self._share = scenario, policy, seed, share
+        self._told_after_s = told_after_s
         self._source = source(scenario.workload, str(seed))
-        self._nodes = [Node(place, scenario.fleet.engine()) for place in range(scenario.fleet.endpoints)]
+        self._nodes = [Node(place, scenario.fleet.engine(place)) for place in range(scenario.fleet.endpoints)]
         engines = [node.engine for node in self._nodes]
         self.replicas = [
             Replica(
@@ -82,6 +90,9 @@ class Simulation:
                 Random(f"gateway {seed} {number}"),
                 profile=scenario.fleet.profile,
                 ring_key=scenario.ring_key,
+                share=share,
+                work_factor=work_factor,
+                long_endpoints=long_endpoints,
             )
             for number in range(gateways)
         ]
@@ -234,7 +245,7 @@ class Simulation:
     def _tell(self, replica: Replica, hear: Callable[[Replica, float], None]) -> None:
         """Let the other gateways hear of what one did, a little later."""
         if self._share == "shared" and len(self.replicas) > 1:
-            self._at(self._now + TOLD_AFTER_S, partial(self._told, replica, hear))
+            self._at(self._now + self._told_after_s, partial(self._told, replica, hear))
 
     def _told(self, replica: Replica, hear: Callable[[Replica, float], None]) -> None:
         for other in self.replicas:

@@ -11,7 +11,7 @@ from queue import Empty
 
 from loadtests.results import Result
 from loadtests.scenario import Scenario, Stage
-from loadtests.simulate import Simulation
+from loadtests.simulate import TOLD_AFTER_S, Simulation
 
 ENOUGH = 0.95  # of the requests must meet the objective for a rate to count as served
 STEPS = 6  # of the bisection: a bracket of 1:2 is narrowed to 1 %
@@ -28,6 +28,9 @@ class Case:
     seed: int
     gateways: int = 1
     share: str = "own"
+    told_after_s: float = TOLD_AFTER_S
+    work_factor: float = 1.0
+    long_endpoints: int = 0
     rate: float | None = None
     """In place of the scenario's."""
     is_max_rate: bool = False
@@ -154,6 +157,9 @@ def _simulate(
         seed=case.seed,
         gateways=case.gateways,
         share=case.share,
+        told_after_s=case.told_after_s,
+        work_factor=case.work_factor,
+        long_endpoints=case.long_endpoints,
         on_progress=on_progress,
     )
     results = []

@@ -28,6 +28,7 @@ def dispatch(endpoint: Endpoint, request: InferenceRequest, now: float, cached_t
     charge = Charge(endpoint, request, prompt - uncached, uncached, prefill_s, now, not books.prefilling)
     if not books.prefilling:
         books.head_since = now
+    _count_steps(endpoint, now)
     books.requests += 1
     books.prefill_tokens += uncached
     books.prefill_s += prefill_s
@@ -35,29 +36,37 @@ def dispatch(endpoint: Endpoint, request: InferenceRequest, now: float, cached_t
     books.context_tokens += prompt
     books.growth_tokens += uncached + request.output_tokens // 2
     books.pinned_tokens += _pin(books.pinned, request.prefix) * request.unit_tokens + _tail(request)
-    endpoint.reckon()
+    endpoint.outlook = None
     return charge
 
 
-def first_token(charge: Charge, now: float) -> None:
-    """Move a charged request from prefill to decode."""
+def first_token(charge: Charge, now: float, *, is_seen: bool = True) -> None:
+    """Move a charged request from prefill to decode.
+
+    Args:
+        is_seen: False where it must have come by now but nobody could see it: answers that are not streamed. Nothing is
+            learned from those.
+    """
     assert charge.first_token_at is None
     endpoint, books = charge.endpoint, charge.endpoint.outstanding
     half = charge.request.output_tokens // 2
-    if charge.was_first and charge.uncached_tokens >= MIN_PREFILL_TOKENS:
+    charge.was_seen = is_seen
+    if is_seen and charge.was_first and charge.uncached_tokens >= MIN_PREFILL_TOKENS:
         endpoint.work.observe_prefill(
             charge.prefill_s + 1.5 * endpoint.work.step_s(books.decoding, books.context_tokens),
             now - charge.dispatched_at,
         )
     _end_prefill(charge, now)
+    _count_steps(endpoint, now)
     books.prefilled_s += charge.prefill_s
     books.decoding += 1
     books.context_tokens += half
-    books.pinned_tokens += half
+    books.begun_steps += books.steps
+    charge.begun_steps = books.steps
     charge.first_token_at = now
     charge.prefilled_s = books.prefilled_s
     charge.step_s = endpoint.work.step_s(books.decoding, books.context_tokens)
-    endpoint.reckon()
+    endpoint.outlook = None
 
 
 def finish(charge: Charge, now: float, output_tokens: int | None = None) -> None:
@@ -68,16 +77,17 @@ def finish(charge: Charge, now: float, output_tokens: int | None = None) -> None
     """
     endpoint, request, books = charge.endpoint, charge.request, charge.endpoint.outstanding
     half = request.output_tokens // 2
+    _count_steps(endpoint, now)
     if charge.first_token_at is None:
         _end_prefill(charge, now)
     else:
-        if output_tokens is not None and output_tokens >= MIN_STREAM_TOKENS:
+        if charge.was_seen and output_tokens is not None and output_tokens >= MIN_STREAM_TOKENS:
             own_s = now - charge.first_token_at - (books.prefilled_s - charge.prefilled_s)
             last = endpoint.work.step_s(books.decoding, books.context_tokens)
             endpoint.work.observe_decode((charge.step_s + last) / 2, own_s / (output_tokens - 1))
         books.decoding -= 1
         books.context_tokens -= half
-        books.pinned_tokens -= half
+        books.begun_steps = books.begun_steps - charge.begun_steps if books.decoding else 0.0
     books.requests -= 1
     books.context_tokens -= request.prompt_tokens
     books.growth_tokens -= charge.uncached_tokens + half
@@ -85,12 +95,15 @@ def finish(charge: Charge, now: float, output_tokens: int | None = None) -> None
     assert books.requests >= 0
     assert books.decoding >= 0
     assert books.pinned_tokens >= 0
-    endpoint.reckon()
+    endpoint.outlook = None
 
 
-def unpinned_tokens(endpoint: Endpoint, request: InferenceRequest) -> int:
-    """Count the prompt tokens of a request that no request in flight on the endpoint holds."""
-    return request.prompt_tokens - _shared(endpoint.outstanding.pinned, request.prefix) * request.unit_tokens
+def _count_steps(endpoint: Endpoint, now: float) -> None:
+    """Count the decode steps since something last changed."""
+    books = endpoint.outstanding
+    if books.decoding:
+        books.steps += (now - books.stepped_at) / endpoint.work.step_s(books.decoding, books.context_tokens)
+    books.stepped_at = now
 
 
 def _end_prefill(charge: Charge, now: float) -> None:

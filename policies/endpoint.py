@@ -13,7 +13,6 @@ from policies.health import Health
 from policies.request import UNIT_TOKENS, BlockHash, InferenceRequest
 from policies.work import WorkModel
 
-MAX_PINNED = 0.95  # of the KV cache; .85 to .95 are alike, at .98 single endpoints collapse
 UNKNOWN_CAPACITY = float("inf")  # tokens: where the engine does not say, nothing is ever full
 
 
@@ -50,10 +49,14 @@ class Charge:
     was_first: bool
     """Nothing else was waiting for its prefill: the time to the first token is this prompt's own."""
     first_token_at: float | None = None
+    was_seen: bool = True
+    """Whether the first token was seen, and not only thought to have come by now."""
     prefilled_s: float = 0.0
     """The endpoint's `prefilled_s` at the first token."""
     step_s: float = 0.0
     """Predicted seconds per token at the first token."""
+    begun_steps: float = 0.0
+    """The endpoint's `steps` at the first token."""
 
     @property
     def is_decoding(self) -> bool:
@@ -77,7 +80,12 @@ class Outstanding:
     growth_tokens: int = 0
     """What they add to the KV cache: uncached tokens and half the expected output of all in flight."""
     pinned_tokens: int = 0
-    """KV tokens that cannot be evicted: distinct prompt tokens of all in flight, and half the output of decodes."""
+    """Prompt tokens that cannot be evicted from the KV cache: distinct ones of all in flight."""
+    steps: float = field(default=0.0, compare=False)
+    """Decode steps made so far, by prediction; counted on when something changes."""
+    stepped_at: float = field(default=0.0, compare=False)
+    begun_steps: float = field(default=0.0, compare=False)
+    """Sum over decodes of `steps` at their first token: with it goes what all of them have streamed."""
     pinned: dict[BlockHash, int] = field(default_factory=dict, repr=False)
     """Requests in flight that hold each unit; along a prompt the counts only fall."""
     prefilling: dict[Charge, None] = field(default_factory=dict, repr=False)
@@ -87,8 +95,13 @@ class Outstanding:
     prefilled_s: float = field(default=0.0, compare=False)
     """Engine time of all prefills done so far."""
 
+    @property
+    def streamed_tokens(self) -> float:
+        """What the decodes have streamed, by prediction."""
+        return max(0.0, self.decoding * self.steps - self.begun_steps)
 
-Outlook = tuple[float, float, float, float, float, int, float, float]
+
+Outlook = tuple[float, float, float, float, float, int, float]
 """What the books mean in seconds: asked of every endpoint for every request, so reckoned on changes only.
 
     p1, p2     of the work model
@@ -97,7 +110,6 @@ Outlook = tuple[float, float, float, float, float, int, float, float]
     strain_s   what decodes and their context there cost each output token
     decoding   requests past their first token
     calm       uncached and output tokens that a request may have and wait for `start_s` alone; below 0 where all wait
-    free       prompt tokens that may still be pinned
 
 A plain tuple, since Python takes one apart five times as fast as a named one.
 """
@@ -121,32 +133,29 @@ class Endpoint:
     outstanding: Outstanding = field(default_factory=Outstanding)
     report: EngineReport = field(default_factory=EngineReport)
     work: WorkModel = field(default_factory=WorkModel)
-    outlook: Outlook = field(init=False)
-    """Kept by `policies/books.py`."""
-
-    def __post_init__(self) -> None:
-        self.reckon()
+    outlook: Outlook | None = field(default=None, init=False)
+    """What `reckon` found, until books or report change: None then. So a policy that does not ask pays nothing."""
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.name} {self.health.state.value} {self.outstanding.requests} in flight>"
 
-    def reckon(self) -> None:
-        """Bring the outlook up to date with books, work model and reported capacity."""
+    def reckon(self) -> Outlook:
+        """Give the outlook by books, work model and reported capacity; ask for `endpoint.outlook or` this."""
         books, work = self.outstanding, self.work
         decoding, profile = books.decoding, work.profile
         capacity = self.report.kv_capacity_tokens or UNKNOWN_CAPACITY
         strain_s = work.d1 * decoding + work.d2 * books.context_tokens
         is_calm = not books.prefilling and books.requests < profile.max_num_seqs
-        self.outlook = (
+        self.outlook = outlook = (
             work.p1,
             work.p2,
-            books.pinned_tokens / capacity,
+            (books.pinned_tokens + books.streamed_tokens) / capacity,
             1.5 * (work.d0 + strain_s),
             strain_s,
             decoding,
             min(profile.budget_tokens, capacity - books.growth_tokens) if is_calm else -1,
-            MAX_PINNED * capacity - books.pinned_tokens,
         )
+        return outlook
 
 
 @dataclass(eq=False, slots=True)

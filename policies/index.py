@@ -13,7 +13,8 @@ forgotten about when the engine forgets them; the capacity is the engine's word,
 
 Where an engine publishes its KV events (`follow`), the events are the truth. Dispatches then count as expected for
 SPECULATIVE_S, so that a burst of siblings follows the first of them before the first event comes, and are forgotten
-if no event confirms them."""
+if no event confirms them. What the engine says it holds is then not counted against its capacity: it may have put some
+of it elsewhere. An engine whose events tell but a part (`unfollow`) is judged by both, dispatches and events."""
 
 from bisect import bisect_left
 from collections import deque
@@ -25,13 +26,25 @@ from policies.request import BlockHash
 DEFAULT_CAPACITY_TOKENS = 400_000  # an 8B model on an 80 GB GPU, until the engine has told
 MAX_JOURNAL = 4  # times the capacity; beyond that, units that later entries name are struck out
 MAX_MASKS = 4096  # whose holders are kept spelt out
+MAX_TOLD = 4  # times the capacity, in units that an engine says it holds: on its host and its disks as well
 SPECULATIVE_S = 3.0  # of 2 to 5: a prefill and the way of its event, and not much more
 
 
 class _Holding:
     """What one endpoint holds."""
 
-    __slots__ = ("bit", "clock", "expected", "is_followed", "journal", "journal_units", "stamps")
+    __slots__ = (
+        "bit",
+        "clock",
+        "expected",
+        "is_followed",
+        "is_told",
+        "journal",
+        "journal_units",
+        "planted",
+        "planted_units",
+        "stamps",
+    )
 
     def __init__(self, bit: int) -> None:
         self.bit = bit
@@ -39,7 +52,10 @@ class _Holding:
         self.stamps: dict[BlockHash, int] = {}  # unit -> the last entry that names it
         self.journal: deque[tuple[int, float, Sequence[BlockHash]]] = deque()  # entry, when, units
         self.journal_units = 0
+        self.planted: dict[BlockHash, int] = {}  # of prompts mostly new here, the first new unit -> new units
+        self.planted_units = 0
         self.is_followed = False
+        self.is_told = False  # by events: then a prompt may be held with a gap, for as long as something is expected
         self.expected: dict[BlockHash, float] = {}  # unit -> forget it then, if no event has confirmed it
 
 
@@ -100,6 +116,20 @@ class PrefixIndex:
         holding = self._holdings.get(endpoint)
         return 0 if holding is None else len(holding.stamps) * endpoint.unit_tokens
 
+    def fill(self, endpoint: Endpoint) -> float:
+        """Give the share of its capacity that an endpoint holds, as far as we know."""
+        holding = self._holdings.get(endpoint)
+        return 0.0 if holding is None else len(holding.stamps) / _capacity_units(endpoint)
+
+    def planted_tokens(self, endpoint: Endpoint) -> int:
+        """Count what prompts brought there of which less than half was held, until its first unit is forgotten.
+
+        So many prompts have their home there, by size. What is held tells less: as long as the prompts that will
+        follow them have not all been seen, it depends on which came first.
+        """
+        holding = self._holdings.get(endpoint)
+        return 0 if holding is None else holding.planted_units * endpoint.unit_tokens
+
     def working_set_tokens(self, endpoint: Endpoint, now: float, window_s: float = 300.0) -> int:
         """Count the tokens that requests of the last `window_s` named there and that are still held: for metrics."""
         holding = self._holdings.get(endpoint)
@@ -111,27 +141,45 @@ class PrefixIndex:
     # Being told.
 
     def learn(self, endpoint: Endpoint, prefix: Sequence[BlockHash], now: float) -> None:
-        """Note that an endpoint was sent a prompt, and so will hold it."""
+        """Note that an endpoint was sent a prompt, and so will hold it.
+
+        The answer, which it will hold too, has no hashes until the next turn brings them. Taking it off the capacity
+        until then was tried: on conversations the hit rate fell from .61 to .57-.60.
+        """
         holding = self._holding_of(endpoint)
         if holding.is_followed:
             self._expect(holding, prefix, now)
-        self._note(endpoint, holding, prefix, now)
+        known = _known(holding.stamps, prefix)
+        if 2 * known < len(prefix):
+            holding.planted[prefix[known]] = len(prefix) - known
+            holding.planted_units += len(prefix) - known
+        self._note(endpoint, holding, prefix, known, now)
 
     def follow(self, endpoint: Endpoint) -> None:
         """Believe an endpoint's KV events from now on: `stored`, `removed`, `forget`."""
-        self._holding_of(endpoint).is_followed = True
+        holding = self._holding_of(endpoint)
+        holding.is_followed = holding.is_told = True
+
+    def unfollow(self, endpoint: Endpoint) -> None:
+        """Believe dispatches again: events are lost, or do not tell all. What is held stays, and what is expected."""
+        holding = self._holdings.get(endpoint)
+        if holding is not None:
+            holding.is_followed = False
+            holding.expected.clear()
 
     def stored(self, endpoint: Endpoint, units: Sequence[BlockHash], now: float) -> None:
         """Note units that the engine says it has stored, in the order of their chain."""
         holding = self._holding_of(endpoint)
+        holding.is_told = True
         for unit in units:
             holding.expected.pop(unit, None)
-        self._note(endpoint, holding, units, now)
+        self._note(endpoint, holding, units, _known(holding.stamps, units), now)
 
     def removed(self, endpoint: Endpoint, units: Iterable[BlockHash]) -> None:
         """Note units that the engine says it no longer holds."""
         holding = self._holdings.get(endpoint)
         if holding is not None:
+            holding.is_told = True
             for unit in units:
                 self._drop(holding, unit)
 
@@ -166,18 +214,20 @@ class PrefixIndex:
             self._holders_of.clear()
         return holding
 
-    def _note(self, endpoint: Endpoint, holding: _Holding, units: Sequence[BlockHash], now: float) -> None:
-        """Write units into the journal, and keep within the capacity."""
+    def _note(self, endpoint: Endpoint, holding: _Holding, units: Sequence[BlockHash], known: int, now: float) -> None:
+        """Write units into the journal, the first `known` of them held already, and keep within the capacity."""
         if not units:
             return
         stamps, bit, masks = holding.stamps, holding.bit, self._masks
-        for unit in units[_known(stamps, units) :]:
+        for unit in units if holding.is_told else units[known:]:
             masks[unit] = masks.get(unit, 0) | bit
         holding.clock += 1
         stamps.update(dict.fromkeys(units, holding.clock))
         holding.journal.append((holding.clock, now, units))
         holding.journal_units += len(units)
-        capacity = (endpoint.report.kv_capacity_tokens or DEFAULT_CAPACITY_TOKENS) // endpoint.unit_tokens
+        capacity = _capacity_units(endpoint)
+        if holding.is_followed:
+            capacity *= MAX_TOLD
         if len(stamps) > capacity:
             self._evict(holding, capacity)
         if holding.journal_units > MAX_JOURNAL * capacity + len(units):
@@ -207,6 +257,7 @@ class PrefixIndex:
             else:
                 del self._masks[unit]
         holding.expected.pop(unit, None)
+        holding.planted_units -= holding.planted.pop(unit, 0)
 
     def _expect(self, holding: _Holding, prefix: Sequence[BlockHash], now: float) -> None:
         """Note what only a dispatch speaks for, and forget what was expected in vain."""
@@ -216,8 +267,13 @@ class PrefixIndex:
             if until > now:
                 break
             self._drop(holding, unit)
-        for unit in prefix[_known(holding.stamps, prefix) :]:
-            expected[unit] = now + SPECULATIVE_S
+        for unit in prefix:
+            if unit not in holding.stamps:
+                expected[unit] = now + SPECULATIVE_S
+
+
+def _capacity_units(endpoint: Endpoint) -> int:
+    return (endpoint.report.kv_capacity_tokens or DEFAULT_CAPACITY_TOKENS) // endpoint.unit_tokens
 
 
 def _known(stamps: dict[BlockHash, int], units: Sequence[BlockHash]) -> int:

@@ -9,12 +9,18 @@ All in seconds. u prompt tokens are not cached on the endpoint, m are; D sequenc
            + KAPPA*D*own^2/(own + TAU)     very long prefills hurt the decodes beside them
            + output*strain                 decodes and context there slow each of its tokens down
            + ETA*max(0, wait + own - 0.8 of the TTFT objective)
-           + 1 s if it would pin more than .95 of the KV cache
 
 Near the least cost (0.1*p1*prompt + 2 ms) the longest match wins, then the first home on the ring, so that gateways
-that do not talk to each other agree. When the endpoints' KV caches are pinned to over .6 in the mean, only endpoints
-that hold .8 of the prompt are candidates, if there are any: placing known prefixes anew then makes every cache
-thrash.
+that do not talk to each other agree.
+
+Where a cache has ROOM left, more is at stake than this request: what is cached now may all stay, if prompts are spread
+evenly over the caches and none is kept twice. Then two more rules hold; when all caches are full they change nothing.
+
+    cold   a prompt of which nobody holds half goes where the least was planted, unless that costs over SLACK times its
+           own prefill more than the least. (By load alone 150 customers of 12k tokens get 15 to 25 places on each of
+           eight caches that hold 20; whoever gets 21 makes its requests wait 40 s when all of them call at once.)
+    known  once the caches were CROWDED, pinned by requests in flight to so much in the mean, prompts stay for KEPT_S
+           with those who hold HOLDER of them: a second copy is taken from the room of the first ones.
 
 Whoever holds the most is reckoned first. An endpoint that must compute so much anew that this alone, with the least
 wait and strain of all, costs more is never looked at: where a prompt is known, that is nearly all of them."""
@@ -22,8 +28,8 @@ wait and strain of all, costs more is never looked at: where a prompt is known, 
 from collections.abc import Sequence
 
 from policies.affinity import ring_key_of
-from policies.books import MIN_CACHED_LEFT, unpinned_tokens
-from policies.endpoint import UNKNOWN_CAPACITY, Endpoint
+from policies.books import MIN_CACHED_LEFT
+from policies.endpoint import UNKNOWN_CAPACITY, Endpoint, Outlook
 from policies.index import PrefixIndex
 from policies.policy import Choice, Reason
 from policies.request import InferenceRequest
@@ -38,9 +44,16 @@ TTFT_SLO_S = 2.0
 MAX_HEAD_DONE = 0.8  # of the head's prefill: it is not done before its first token is seen
 NEAR_S = 0.002
 NEAR_SHARE = 0.1
-OVER_PINNED_S = 1.0
+ROOM = 0.95  # a cache that holds more of its capacity is full
+COLD = 0.5  # of the prompt
+SLACK = 9.0  # 1 + MU: what computing it once more would cost; with 3 one seed in six of b2b fails at 40/s
 CROWDED = 0.6
+KEPT_S = 300.0  # with 60 three seeds in six fail: a lull does not mean that the crowd is gone for good
 HOLDER = 0.8
+LOOK_S = 0.1  # room and crowds change slowly, and all endpoints are asked for them
+
+Row = tuple[float, float, int, Endpoint]
+"""Cost, the wait in it, units held, and whose they are."""
 
 
 class LeastWork:
@@ -50,58 +63,140 @@ class LeastWork:
         self._index = index
         self._late_s = 0.8 * ttft_slo_s
         self._ring = Ring()
+        self._look_at = self._kept_until = float("-inf")
+        self._has_room = True
+        self.home_holds = 0.0
+        """Share of a prompt that its first home on the ring is taken to hold: .95 while other gateways serve the same
+        endpoints and do not tell what they send. Then prompts meet where all gateways look for them."""
 
     def choose(self, request: InferenceRequest, endpoints: Sequence[Endpoint], now: float) -> Choice:
         """Choose the endpoint of the least cost."""
+        outlooks = [endpoint.outlook or endpoint.reckon() for endpoint in endpoints]
+        if now >= self._look_at:
+            self._look(endpoints, outlooks, now)
         matched = self._index.matched(request.prefix)
-        candidates = self._candidates(request, endpoints, matched, now) if matched else endpoints
-        best = limit = float("inf")
-        near: list[tuple[float, float, int, Endpoint]] = []
-        for endpoint in candidates:
-            units = matched.get(endpoint, 0)
-            cost, wait = self._cost_s(request, endpoint, units, now)
-            if cost <= limit:
-                near.append((cost, wait, units, endpoint))
-                if cost < best:
-                    best, limit = cost, _limit_s(cost, request, endpoint)
-        near = [each for each in near if each[0] <= limit]
-        longest = max(each[2] for each in near)
-        tied = {endpoint.name: (wait, endpoint) for _, wait, units, endpoint in near if units == longest}
-        name = next(self._ring.homes(ring_key_of(request), tied)) if len(tied) > 1 else next(iter(tied))
-        wait, chosen = tied[name]
-        reason = Reason.PREFIX if longest else Reason.LEAST_WORK
-        cached_tokens = min(longest * request.unit_tokens, request.prompt_tokens - _least_uncached(request))
+        if self.home_holds:
+            matched = self._with_home(request, endpoints, matched)
+        most = next(reversed(matched.values())) if matched else 0
+        if self._has_room and most * request.unit_tokens < COLD * request.prompt_tokens:
+            wait, units, chosen = self._plant(request, endpoints, outlooks, matched, now)
+        else:
+            wait, units, chosen = self._nearest(self._rows(request, endpoints, outlooks, matched, now), request)
+        reason = Reason.PREFIX if units else Reason.LEAST_WORK
+        cached_tokens = min(units * request.unit_tokens, request.prompt_tokens - _least_uncached(request))
         return Choice(chosen, reason, cached_tokens, wait)
 
-    def _candidates(
-        self, request: InferenceRequest, endpoints: Sequence[Endpoint], matched: dict[Endpoint, int], now: float
-    ) -> Sequence[Endpoint]:
-        """Leave out who cannot be the choice, by the longest match or since the caches are crowded."""
-        p1s, _, fills, starts_s, strains_s, *_ = zip(*[endpoint.outlook for endpoint in endpoints], strict=True)
-        if sum(fills) > CROWDED * len(endpoints):
-            enough = HOLDER * request.prompt_tokens / request.unit_tokens
-            holders = [endpoint for endpoint in endpoints if matched.get(endpoint, 0) >= enough]
-            if holders:
-                return holders
-        holder = next(reversed(matched))
-        if holder not in endpoints:
-            return endpoints
-        cost, _ = self._cost_s(request, holder, matched[holder], now)
-        left_s = _limit_s(cost, request, holder) - min(starts_s) - request.output_tokens * min(strains_s)
-        least_units = (request.prompt_tokens - left_s / ((1 + MU) * min(p1s))) / request.unit_tokens
-        if least_units <= 0:
-            return endpoints
-        left = []
+    def _with_home(
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], matched: dict[Endpoint, int]
+    ) -> dict[Endpoint, int]:
+        """Let the first home hold so much, if it does not hold more."""
+        by_name = {endpoint.name: endpoint for endpoint in endpoints}
+        home = by_name[next(self._ring.homes(ring_key_of(request), by_name))]
+        units = int(self.home_holds * len(request.prefix))
+        if units <= matched.get(home, 0):
+            return matched
+        return dict(sorted({**matched, home: units}.items(), key=_units))
+
+    def _look(self, endpoints: Sequence[Endpoint], outlooks: Sequence[Outlook], now: float) -> None:
+        """Look at all caches at once."""
+        self._look_at = now + LOOK_S
+        self._has_room = any(self._index.fill(endpoint) < ROOM for endpoint in endpoints)
+        if sum([fill for _, _, fill, *_ in outlooks]) > CROWDED * len(endpoints):
+            self._kept_until = now + KEPT_S
+
+    def _rows(
+        self,
+        request: InferenceRequest,
+        endpoints: Sequence[Endpoint],
+        outlooks: Sequence[Outlook],
+        matched: dict[Endpoint, int],
+        now: float,
+    ) -> list[Row]:
+        """Reckon who can be the choice, at least."""
+        if self._has_room and now < self._kept_until:
+            rows = self._holders(request, endpoints, matched, HOLDER * request.prompt_tokens / request.unit_tokens, now)
+            if rows:
+                return rows
+        if matched:
+            holder = next(reversed(matched))
+            if holder in endpoints:
+                cost, _ = self._cost_s(request, holder, matched[holder], now)
+                p1s, _, _, starts_s, strains_s, *_ = zip(*outlooks, strict=True)
+                left_s = _limit_s(cost, request, holder) - min(starts_s) - request.output_tokens * min(strains_s)
+                least_units = (request.prompt_tokens - left_s / ((1 + MU) * min(p1s))) / request.unit_tokens
+                if least_units > 0:
+                    return self._holders(request, endpoints, matched, least_units, now)
+        return self._all(request, endpoints, outlooks, matched, now)
+
+    def _holders(
+        self,
+        request: InferenceRequest,
+        endpoints: Sequence[Endpoint],
+        matched: dict[Endpoint, int],
+        least_units: float,
+        now: float,
+    ) -> list[Row]:
+        """Reckon those that hold so much."""
+        rows = []
         for endpoint, units in reversed(matched.items()):
             if units < least_units:
                 break
             if endpoint in endpoints:
-                left.append(endpoint)
-        return left
+                rows.append((*self._cost_s(request, endpoint, units, now), units, endpoint))
+        return rows
+
+    def _all(
+        self,
+        request: InferenceRequest,
+        endpoints: Sequence[Endpoint],
+        outlooks: Sequence[Outlook],
+        matched: dict[Endpoint, int],
+        now: float,
+        slack_s: float = 0.0,
+    ) -> list[Row]:
+        """Reckon all who may be within `slack_s` of those near the least cost: their cost without queues says who."""
+        prompt, output, unit = request.prompt_tokens, request.output_tokens, request.unit_tokens
+        held = matched.get
+        least = [
+            start + output * strain + (1 + MU) * p1 * (prompt - unit * held(endpoint, 0))
+            for endpoint, (p1, _, _, start, strain, _, _) in zip(endpoints, outlooks, strict=True)
+        ]
+        first = endpoints[least.index(min(least))]
+        limit = _limit_s(self._cost_s(request, first, held(first, 0), now)[0], request, first) + slack_s
+        return [
+            (*self._cost_s(request, endpoint, held(endpoint, 0), now), held(endpoint, 0), endpoint)
+            for endpoint, bound in zip(endpoints, least, strict=True)
+            if bound <= limit
+        ]
+
+    def _nearest(self, rows: Sequence[Row], request: InferenceRequest) -> tuple[float, int, Endpoint]:
+        """Of those near the least cost take the longest match, then the first home on the ring."""
+        best, *_, cheapest = min(rows, key=_cost)
+        limit = _limit_s(best, request, cheapest)
+        near = [row for row in rows if row[0] <= limit]
+        longest = max(row[2] for row in near)
+        tied = {endpoint.name: (wait, units, endpoint) for _, wait, units, endpoint in near if units == longest}
+        return tied[next(self._ring.homes(ring_key_of(request), tied)) if len(tied) > 1 else next(iter(tied))]
+
+    def _plant(
+        self,
+        request: InferenceRequest,
+        endpoints: Sequence[Endpoint],
+        outlooks: Sequence[Outlook],
+        matched: dict[Endpoint, int],
+        now: float,
+    ) -> tuple[float, int, Endpoint]:
+        """Give a prompt that is new to all a home where the least was planted."""
+        slack_s = SLACK * endpoints[0].work.p1 * request.prompt_tokens
+        rows = self._all(request, endpoints, outlooks, matched, now, slack_s)
+        limit = min(rows, key=_cost)[0] + slack_s
+        planted = [(self._index.planted_tokens(row[3]), row) for row in rows if row[0] <= limit]
+        least = min([tokens for tokens, _ in planted])
+        return self._nearest([row for tokens, row in planted if tokens == least], request)
 
     def _cost_s(self, request: InferenceRequest, endpoint: Endpoint, units: int, now: float) -> tuple[float, float]:
         """Reckon the cost of an endpoint that holds so many units, and the wait in it."""
-        p1, p2, _, wait, strain_s, decoding, calm, free = endpoint.outlook
+        p1, p2, _, wait, strain_s, decoding, calm = endpoint.outlook or endpoint.reckon()
         prompt, output = request.prompt_tokens, request.output_tokens
         uncached = prompt
         if units:
@@ -112,9 +207,15 @@ class LeastWork:
         cost = wait + (1 + MU) * own + KAPPA * decoding * own * own / (own + TAU_S) + output * strain_s
         if wait + own > self._late_s:
             cost += ETA * (wait + own - self._late_s)
-        if prompt > free and unpinned_tokens(endpoint, request) > free:
-            cost += OVER_PINNED_S
         return cost, wait
+
+
+def _cost(row: Row) -> float:
+    return row[0]
+
+
+def _units(item: tuple[Endpoint, int]) -> int:
+    return item[1]
 
 
 def _least_uncached(request: InferenceRequest) -> int:
@@ -129,7 +230,7 @@ def _limit_s(cost: float, request: InferenceRequest, endpoint: Endpoint) -> floa
 def _wait_s(endpoint: Endpoint, uncached: int, output: int, now: float) -> float:
     """Predict the wait until the prefill of a request starts, steps beside it included."""
     books = endpoint.outstanding
-    step = endpoint.outlook[3] / 1.5
+    step = (endpoint.outlook or endpoint.reckon())[3] / 1.5
     wait = step / 2
     if books.prefilling:
         head = next(iter(books.prefilling))

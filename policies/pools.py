@@ -51,11 +51,6 @@ class TooLong(NamedTuple):
     """The largest pool."""
 
 
-def is_served_by(pool: Pool, model: str) -> bool:
-    """Whether an endpoint of the pool serves the model, dead or alive."""
-    return any(model in endpoint.models for endpoint in pool.endpoints)
-
-
 def serving(pools: Iterable[Pool], model: str) -> list[Serving]:
     """Give the pools that serve a model, the least limit first; of equal ones, the first in the configuration."""
     found = []

@@ -54,18 +54,20 @@ class GatewayProcess:
     @classmethod
     @asynccontextmanager
     async def serving(
-        cls, directory: Path, urls: Sequence[str], **sections: dict[str, Any]
+        cls, directory: Path, urls: Sequence[str], *, models: Sequence[dict[str, Any]] = (), **sections: dict[str, Any]
     ) -> AsyncIterator["GatewayProcess"]:
         """Run a gateway before engines; kill it at the end, if it still runs.
 
         Args:
             directory: For the configuration file.
             urls: Of the engines, which are called e0, e1, …
+            models: What is known of models.
             sections: Of the configuration, over those of `SECTIONS`.
         """
         names = SECTIONS.keys() | sections.keys()
-        document = {name: SECTIONS.get(name, {}) | sections.get(name, {}) for name in names}
-        document["pools"] = [{"endpoints": [{"name": f"e{at}", "url": url} for at, url in enumerate(urls)]}]  # type: ignore[assignment]
+        document: dict[str, Any] = {name: SECTIONS.get(name, {}) | sections.get(name, {}) for name in names}
+        document["pools"] = [{"endpoints": [{"name": f"e{at}", "url": url} for at, url in enumerate(urls)]}]
+        document["models"] = list(models)
         file = directory / "kvlane.yaml"
         file.write_text(yaml.safe_dump(document))
         gateway = cls(await command("serve", str(file)))

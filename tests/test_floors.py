@@ -46,9 +46,10 @@ LEVELS = (
         "engines.*",
         "discovery.*",
         "models",
+        "kvstream",
     ),
     # 2: bring two or three of them together
-    ("relay", "probe", "admin", "gauges", "readers"),
+    ("relay", "probe", "admin", "readers + questions", "kvevents + told + gauges"),
     # 3: the life of a request
     ("proxy + exchange + attempt + stored + intake",),
     # 4: builds everything
@@ -59,6 +60,7 @@ LEVELS = (
 
 MAY_KNOW = {
     "models": {"fleet", "tenants"},
+    "kvstream": {"engines.kvsources"},
     "trace": {"usage"},
     "engines.adapter": {"config"},
 }
@@ -79,6 +81,8 @@ ONLY_IN = {
     "fastokens": {"gateway.tokens.checks"},
     "jinja2": {"gateway.tokens.template", "gateway.tokens.content", "gateway.tokens.loading"},
     "httptools": {"gateway.connection"},
+    "zmq": {"gateway.kvstream"},
+    "msgspec": {"gateway.engines.kvevents"},
     "typer": {"gateway.cli"},
     "uvloop": {"gateway.cli"},
     "policies.books": {"gateway.lease"},

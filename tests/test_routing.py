@@ -104,7 +104,10 @@ async def test_r8_a_dead_endpoint_unsettles_no_prompt() -> None:
 
 @pytest.mark.parametrize("policy", ["bounded_load", "least_work"])
 async def test_r9_a_hot_prefix_spills_to_few_homes_and_back(policy: str) -> None:
-    """One key, 100 at once on 8 endpoints, twice: the same few homes, not all of them in turn."""
+    """One key, 100 at once on 8 endpoints, twice: the same homes, and no more than the bound of 1.25 makes necessary.
+
+    7 = ceil(100 / (1.25 * 101 / 8)).
+    """
     system = text(9, 1000)
     async with house(8, BUSY, policy=policy) as whole:
         rounds = []
@@ -112,7 +115,7 @@ async def test_r9_a_hot_prefix_spills_to_few_homes_and_back(policy: str) -> None
             bodies = [asking(system, f"q {turn} {at}", tokens=20) for at in range(100)]
             answers = await asyncio.gather(*(whole.post(CHAT, body) for body in bodies))
             rounds.append(Counter(answer.endpoint for answer in answers))
-        assert set(rounds[1]) <= set(rounds[0])
+        assert len(rounds[0] | rounds[1]) <= 7
         alone = await whole.post(CHAT, asking(system, "alone"))
         assert alone.endpoint in rounds[0]
 
@@ -303,3 +306,13 @@ async def test_an_alias_is_served_as_the_model_that_it_names() -> None:
         seen = whole.cluster[0].facts.recent[-1]
         assert b"\r\n\r\nsim\r\n--b\r\n" in next(s.body for s in whole.cluster[0].facts.recent if "audio" in s.target)
         assert seen
+
+
+async def test_answers_that_are_not_streamed_leave_the_prefill_queue_when_they_must_have() -> None:
+    """Else an endpoint that writes long answers would look as if it had prompts to work through."""
+    async with house(1, FOR_LONG) as whole:
+        running = [asyncio.create_task(whole.ask(text(40 + at, 500), tokens=10_000)) for at in range(4)]
+        await until(lambda: sum(whole.in_flight) == 4, "4 in flight")
+        books = whole.endpoints[0].outstanding
+        await until(lambda: (books.decoding, books.prefill_tokens) == (4, 0), "all four are thought to decode")
+        await leave(running)

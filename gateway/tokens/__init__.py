@@ -15,6 +15,7 @@ ids are exact. Images, audio and other base64 never count: a picture of 2 MB is 
 from typing import Any, NamedTuple, Protocol
 
 from gateway.routes import Route
+from gateway.tokens.media import is_media
 from policies.request import BlockHash
 
 
@@ -56,7 +57,6 @@ BYTES_PER_TOKEN = 4
 _TEXT_FIELDS = frozenset(
     ("messages", "prompt", "input", "system", "instructions", "tools", "query", "documents", "text_1", "text_2")
 )
-_BINARY_PARTS = frozenset(("image_url", "input_image", "image", "input_audio", "audio", "video", "video_url", "file"))
 MAX_DEPTH = 32  # deeper structures are nobody's prompt
 
 
@@ -81,7 +81,7 @@ def _measure(value: Any, depth: int) -> tuple[int, int]:
             return 0, len(value)
         parts = value
     elif isinstance(value, dict):
-        if value.get("type") in _BINARY_PARTS:
+        if is_media(value):
             return 0, 0
         parts = list(value.values())
     else:

@@ -3,10 +3,12 @@
 Both are reasoned to be exact, and neither is taken on reason alone: the tokenizers of the world are odder than that.
 """
 
+import json
 import logging
+from array import array
 from collections.abc import Iterator, Sequence
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from gateway.tokens.encoding import Encode
 from gateway.tokens.segments import Cutter, cut_tokens
@@ -41,18 +43,28 @@ def samples(tokens: Sequence[str]) -> Iterator[str]:
     yield "".join(f"{token}user\n{text}" for token in tokens for text in TEXTS)
 
 
+def tokens_as_they_stand(tokenizer: Tokenizer) -> list[AddedToken]:
+    """Give the added tokens that are found in a text before it is normalised, or that nothing normalises."""
+    normaliser = tokenizer.normalizer
+    is_plain = normaliser is None or json.loads(normaliser.__getstate__()).get("normalizers") == []
+    tokens = tokenizer.get_added_tokens_decoder().values()
+    return [token for token in tokens if token.content and (is_plain or not token.normalized)]
+
+
 def cutter_for(tokenizer: Tokenizer, encode: Encode, openers: Sequence[str], name: str) -> Cutter:
     """Give what cuts rendered texts before turns; it cuts nothing where that would change the ids."""
-    added = list(tokenizer.get_added_tokens_decoder().values())
-    cutter = Cutter(cut_tokens(added, openers))
+    added = tokens_as_they_stand(tokenizer)
+    numbers = {text: tokenizer.token_to_id(text) for text in cut_tokens(added, openers)}
+    cutter = Cutter({text: number for text, number in numbers.items() if number is not None})
     if not cutter.tokens:
         return cutter
-    others = [token.content for token in added if token.content][:50]
+    others = [token.content for token in added][:50]
     for text in samples([*cutter.tokens, *others]):
-        pieces = [number for piece in cutter.cut(text) for number in encode(piece)]
-        if pieces != list(encode(text)):
+        pieces = [array("I", encode(piece)).tobytes() for piece in cutter.cut(text)]
+        whole = array("I", encode(text)).tobytes()
+        if b"".join(pieces) != whole or (whole and cutter.cut_ids(whole, len(pieces)) != pieces):
             log.warning("%s: its ids are not kept by segment: cutting at %s changes them", name, cutter.tokens)
-            return Cutter(())
+            return Cutter({})
     return cutter
 
 

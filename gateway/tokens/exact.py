@@ -7,29 +7,32 @@ What cannot be rendered is estimated: it is an engine that says what is wrong wi
 `max_text_bytes`, and what would have to wait too long for its ids: an exact count that comes late helps nobody.
 """
 
+import asyncio
+import logging
 import re
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import orjson
-
 from gateway.routes import Route, Shape
 from gateway.tokens import BYTES_PER_TOKEN, PromptReader, Reading, estimate_prompt_tokens
 from gateway.tokens.content import OddBody, normalise, normalise_tools
-from gateway.tokens.encoding import Encode, Encoder
+from gateway.tokens.encoding import INLINE_CHARS, LARGE_BYTES, Encode, Encoder
 from gateway.tokens.media import IMAGE_TOKENS
-from gateway.tokens.plain import LEADING_ROLES, OPENING_UNITS, ids_prompts, key_of, read_ids
+from gateway.tokens.plain import OPENING_UNITS, ids_prompts, key_of, read_ids
 from gateway.tokens.segments import Chain, Cutter, Segments
-from gateway.tokens.talk import Talk, talk_of
+from gateway.tokens.talk import Talk, has_system_prompt, keys_of, talk_of, texts_of
 from gateway.tokens.template import ChatTemplates, NotRendered
 from gateway.tokens.turns import Turns
 from policies.prefix import media_ids
 from policies.request import BlockHash
 
-MAX_TEXT_BYTES = 4 << 20  # a million tokens: more than the contexts that are served
+log = logging.getLogger("kvlane.tokens")
+
+MAX_TEXT_BYTES = 2 << 20  # half a million tokens; the list of them is made in one go, 10 ms, with the loop waiting
 RENDERED_INLINE_BYTES = 128 << 10  # longer conversations, or of more messages, are rendered in a thread
 RENDERED_INLINE_MESSAGES = 100
+SEGMENTS_IN_A_ROW = 128  # read anew before the loop has its turn: half a millisecond
 MARK = re.compile("\x00media ([0-9]+)\x00")
 _EXACT_PATHS = frozenset(("/v1/embeddings", "/tokenize", "/classify", "/pooling"))
 
@@ -44,6 +47,8 @@ class Model(NamedTuple):
     turns: Turns | None
     before: Sequence[int] = ()
     after: Sequence[int] = ()
+    inline_chars: int = INLINE_CHARS
+    """Texts up to this length are encoded on the loop."""
 
 
 class TokenReader:
@@ -79,18 +84,28 @@ class TokenReader:
         self._max_text_tokens = max_text_bytes // BYTES_PER_TOKEN
         self._before = array("I", model.before).tobytes()
         self._after = array("I", model.after).tobytes()
+        self.faults = 0
+        """Prompts that failed to be read in a way that nobody thought of."""
 
     async def read(self, route: Route, document: dict[str, Any], root: BlockHash, unit_tokens: int) -> Reading:
         """Read a prompt; what cannot be read is estimated."""
         ids = ids_prompts(route, document)
         if ids is not None:
             return await read_ids(ids, root, unit_tokens)
+        messages = document.get("messages")
+        if isinstance(messages, list) and len(messages) > RENDERED_INLINE_MESSAGES:
+            await self._encoder.turnstile.pass_through()
         size_tokens = estimate_prompt_tokens(document)
         if size_tokens <= self._max_text_tokens:
             try:
                 reading = await self._read(route, document, root, unit_tokens, size_tokens)
             except (OddBody, NotRendered, UnicodeEncodeError):
                 reading = None
+            except Exception:  # a fault of ours, or of a template; the request goes on, and the log has the first
+                reading = None
+                self.faults += 1
+                if self.faults == 1:
+                    log.exception("model %s: a prompt could not be read, and is estimated", self._model.name)
             if reading is not None:
                 return reading
         return await self._fallback.read(route, document, root, unit_tokens)
@@ -98,9 +113,12 @@ class TokenReader:
     async def _read(
         self, route: Route, document: dict[str, Any], root: BlockHash, unit_tokens: int, size_tokens: int
     ) -> Reading | None:
+        if size_tokens * BYTES_PER_TOKEN > LARGE_BYTES:
+            await self._encoder.turnstile.pass_through()
         talk = talk_of(route, document, self._variables)
         if talk is not None:
-            return await self._read_talk(talk, root, unit_tokens, size_tokens)
+            reading = await self._read_talk(talk, root, unit_tokens, size_tokens)
+            return None if reading is None else _truncated(reading, document)
         texts = texts_of(route, document)
         has_affixes = document.get("add_special_tokens", True) is not False
         chains = [await self._chain(text, [], root, unit_tokens, has_affixes) for text in texts]
@@ -113,12 +131,13 @@ class TokenReader:
             hashes = first.hashes[:OPENING_UNITS]
             opening_key = hashes[-1] if hashes else key_of(root, texts[0].encode())
         is_exact = route.shape is Shape.COMPLETION or route.path in _EXACT_PATHS
-        return Reading(tokens, tuple(first.hashes), unit_tokens, system_key, opening_key, is_exact)
+        reading = Reading(tokens, tuple(first.hashes), unit_tokens, system_key, opening_key, is_exact)
+        return _truncated(reading, document)
 
     async def _read_talk(self, talk: Talk, root: BlockHash, unit_tokens: int, size_tokens: int) -> Reading | None:
         media: list[bytes] = []
         is_small = size_tokens * BYTES_PER_TOKEN <= RENDERED_INLINE_BYTES
-        if is_small and len(talk.messages or ()) <= RENDERED_INLINE_MESSAGES:
+        if is_small and len(talk.messages) <= RENDERED_INLINE_MESSAGES:
             text = self._render(talk, media)
         else:
             text = await self._encoder.run(lambda: self._render(talk, media))
@@ -180,26 +199,47 @@ class TokenReader:
         return media_ids(media[at], self._image_tokens).tobytes() if at < len(media) else b""
 
     async def _extend(self, chain: Chain, text: str) -> bool:
+        """Read the next of a prompt's text; False: too much else is being read."""
+        if not text:
+            return True
+        is_large = len(text) > LARGE_BYTES
+        if is_large:
+            await self._encoder.turnstile.pass_through()
         pieces = self._model.cutter.cut(text)
         segments = [piece.encode() for piece in pieces]
-        at = 0
-        while at < len(segments) and chain.follow(segments[at]):
-            at += 1
+        at = _follow(chain, segments, 0)
         if at == len(segments):
             return True
         memory = self._segments
+        known: dict[int, bytes] = {}
+        missing: dict[int, str] = {}
         keys = [memory.ids_key(segment) for segment in segments[at:]]
-        known = {key: ids for key in keys if (ids := memory.ids.get(key)) is not None}
-        missing = {key: piece for key, piece in zip(keys, pieces[at:], strict=True) if key not in known}
-        if missing:
-            encoded = await self._encoder.encode(self._model.encode, list(missing.values()), tuple(missing))
-            if encoded is None:
-                return False
-            for key, ids in zip(missing, encoded, strict=True):
+        for key, piece in zip(keys, pieces[at:], strict=True):
+            ids = memory.ids.get(key)
+            if ids is None:
+                missing[key] = piece
+            else:
                 known[key] = ids
-                memory.ids.put(key, ids, len(ids))
-        for key, segment in zip(keys, segments[at:], strict=True):
+        if missing:
+            ids = await self._encoder.encode(
+                self._model.encode,
+                "".join(missing.values()),
+                (self._model.name, *missing),
+                inline_chars=self._model.inline_chars,
+            )
+            if ids is None:
+                return False
+            if is_large:
+                await self._encoder.turnstile.pass_through()
+            for key, part in zip(missing, self._model.cutter.cut_ids(ids, len(missing)), strict=True):
+                known[key] = part
+                memory.ids.put(key, part, len(part))
+            behind = _follow(chain, segments, at)  # another request may have been here meanwhile
+            keys, at = keys[behind - at :], behind
+        for count, (key, segment) in enumerate(zip(keys, segments[at:], strict=True), 1):
             await chain.extend(segment, known[key])
+            if not count % SEGMENTS_IN_A_ROW:
+                await asyncio.sleep(0)
         return True
 
     def _keys(self, text: str, root: BlockHash) -> tuple[BlockHash | None, BlockHash | None]:
@@ -212,47 +252,25 @@ class TokenReader:
         return system_key, key_of(root, turns.opening_of(text, head).encode())
 
     def _talk_keys(self, talk: Talk, text: str, root: BlockHash) -> tuple[BlockHash | None, BlockHash | None]:
-        system_key, opening_key = self._keys(text, root)
-        leading = []
-        first_user = None
-        for message in talk.messages:
-            role = message["role"]
-            if role == "user":
-                first_user = message
-                break
-            if role in LEADING_ROLES:
-                leading.append(message)
         turns = self._model.turns
-        if turns is not None and turns.holds_all and opening_key is not None:
-            return system_key if leading or talk.tools else None, opening_key
-        # The text does not show it in one place, so what it was made of is named.
-        system_key = key_of(root, _dumped([leading, talk.tools])) if leading or talk.tools else None
-        if first_user is None:
-            return system_key, None
-        return system_key, key_of(system_key or root, _dumped(first_user))
+        has_system = has_system_prompt(talk)
+        if turns and (turns.holds_system or not has_system) and (turns.holds_tools or not talk.tools):
+            system_key, opening_key = self._keys(text, root)
+            if opening_key is not None:
+                return system_key if has_system or talk.tools else None, opening_key
+        return keys_of(talk, root)  # the text does not show it in one place
 
 
-def texts_of(route: Route, document: dict[str, Any]) -> list[str]:
-    """Give the texts that a body without a conversation has tokenized, first one first.
-
-    Raises:
-        OddBody: an engine would refuse it.
-    """
-    found: list[str] = []
-    for name in ("prompt", "input", "query", "queries", "text_1", "text_2", "data_1", "data_2", "documents"):
-        value = document.get(name)
-        values = value if isinstance(value, list) else [] if value is None else [value]
-        for text in values:
-            if isinstance(text, dict):
-                text = text.get("text")
-            if not isinstance(text, str):
-                raise OddBody(f"{name} is a text, or several")
-            found.append(text)
-    return found
+def _follow(chain: Chain, segments: Sequence[bytes], at: int) -> int:
+    """Follow what is known from a segment on; give the first that is not."""
+    while at < len(segments) and chain.follow(segments[at]):
+        at += 1
+    return at
 
 
-def _dumped(value: object) -> bytes:
-    try:
-        return orjson.dumps(value)
-    except orjson.JSONEncodeError as error:
-        raise OddBody("nested too deeply") from error
+def _truncated(reading: Reading, document: Mapping[str, Any]) -> Reading:
+    """Take off what the client has vLLM cut away: the beginning, and with it whatever could be shared."""
+    limit = document.get("truncate_prompt_tokens")
+    if type(limit) is not int or not 0 < limit < reading.prompt_tokens:
+        return reading
+    return reading._replace(prompt_tokens=limit, prefix=())

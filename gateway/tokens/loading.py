@@ -1,14 +1,15 @@
 """Finds and loads a model's tokenizer and chat templates: from a file, a folder, or the Hugging Face hub.
 
     tokenizer.json            the tokenizer itself; all else is optional
-    tokenizer_config.json     special tokens, whether prompts begin with one, the chat template
+    tokenizer_config.json     special tokens, the chat template
     special_tokens_map.json   special tokens, in older models
     chat_template.jinja       the chat template of newer models, over the one in tokenizer_config.json
     chat_template.json        the same of models that see
     additional_chat_templates/NAME.jinja
 
-What transformers does to a tokenizer when engines load it is done here too: tokens of tokenizer_config.json are added,
-and its `add_bos_token` decides over what tokenizer.json says. Loading takes seconds and belongs in a thread.
+What transformers 5 does to a tokenizer when engines load it is done here too: tokens of tokenizer_config.json are added
+to it. What it does for some classes beyond that is not: it makes a Llama tokenizer of whatever calls itself one, and
+engines that load such a model read it wrong. Loading takes seconds and belongs in a thread.
 """
 
 import json
@@ -50,12 +51,15 @@ class ModelTokenizer:
     after: tuple[int, ...]
 
 
-def load_tokenizer(source: str, *, hub_patience_s: float = HUB_PATIENCE_S) -> ModelTokenizer:
+def load_tokenizer(
+    source: str, *, chat_template: str | None = None, hub_patience_s: float = HUB_PATIENCE_S
+) -> ModelTokenizer:
     """Load a tokenizer.
 
     Args:
         source: A file `tokenizer.json`, a folder that holds one, or a repository of the hub as `org/name`. The hub is
             asked as `huggingface_hub` does, with HF_HOME, HF_ENDPOINT and HF_TOKEN.
+        chat_template: A file with the template to take instead of its own.
         hub_patience_s: How long all downloads together may take.
 
     Raises:
@@ -63,15 +67,15 @@ def load_tokenizer(source: str, *, hub_patience_s: float = HUB_PATIENCE_S) -> Mo
     """
     path = Path(source).expanduser()
     if path.is_file():
-        return _from_files(path, path.parent if path.name == TOKENIZER else None)
+        return _from_files(path, path.parent if path.name == TOKENIZER else None, chat_template)
     if path.is_dir():
         if not (path / TOKENIZER).is_file():
             raise NotLoaded(f"{source}: the folder has no {TOKENIZER}")
-        return _from_files(path / TOKENIZER, path)
+        return _from_files(path / TOKENIZER, path, chat_template)
     if source.count("/") != 1 or source.startswith((".", "/", "~")) or source.endswith(".json"):
         raise NotLoaded(f"{source}: there is no such file or folder")
     folder = _downloaded(source, hub_patience_s)
-    return _from_files(folder / TOKENIZER, folder)
+    return _from_files(folder / TOKENIZER, folder, chat_template)
 
 
 def _downloaded(repository: str, patience_s: float) -> Path:
@@ -102,7 +106,7 @@ def _downloaded(repository: str, patience_s: float) -> Path:
     return found
 
 
-def _from_files(path: Path, folder: Path | None) -> ModelTokenizer:
+def _from_files(path: Path, folder: Path | None, chat_template: str | None) -> ModelTokenizer:
     try:
         tokenizer = Tokenizer.from_file(os.fspath(path))
     except Exception as error:  # the library raises plain Exception
@@ -117,11 +121,16 @@ def _from_files(path: Path, folder: Path | None) -> ModelTokenizer:
     tokenizer.no_padding()
     _add_tokens(tokenizer, config, specials)
     try:
-        templates = _templates(config, folder)
+        if chat_template is not None:
+            templates = {"default": Path(chat_template).expanduser().read_text(encoding="utf-8")}
+        else:
+            templates = _templates(config, folder)
         chats = ChatTemplates(templates, specials) if templates else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotLoaded(f"{chat_template or path}: {_line(error)}") from error
     except TemplateError as error:
-        raise NotLoaded(f"{path}: the chat template is no template: {_line(error)}") from error
-    before, after = _affixes(tokenizer, config, specials)
+        raise NotLoaded(f"{chat_template or path}: the chat template is no template: {_line(error)}") from error
+    before, after = _affixes(tokenizer)
     return ModelTokenizer(tokenizer, chats, before, after)
 
 
@@ -167,16 +176,11 @@ def _templates(config: Mapping[str, Any], folder: Path | None) -> dict[str, str]
     return {name: path.read_text(encoding="utf-8") for name, path in files.items()} or templates
 
 
-def _affixes(
-    tokenizer: Tokenizer, config: Mapping[str, Any], specials: Mapping[str, str]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Find out what is put around a prompt, as transformers does: by the configuration where it says, else by trial."""
-    if "add_bos_token" in config or "add_eos_token" in config:
-        found = []
-        for name, is_added in (("bos_token", config.get("add_bos_token")), ("eos_token", config.get("add_eos_token"))):
-            number = tokenizer.token_to_id(specials[name]) if is_added and name in specials else None
-            found.append(() if number is None else (number,))
-        return found[0], found[1]
+def _affixes(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Find out what is put around a prompt, by trial.
+
+    By tokenizer.json alone: transformers 5 drops the `add_bos_token` of tokenizer_config.json where there is one.
+    """
     plain = tokenizer.encode("a", add_special_tokens=False).ids
     whole = tokenizer.encode("a", add_special_tokens=True).ids
     for at in range(len(whole) - len(plain) + 1):

@@ -7,6 +7,7 @@ at Qwen2.5-VL for the same. Nobody decodes it here; one count stands for all.
 from typing import Any
 
 import orjson
+from xxhash import xxh3_128_digest
 
 IMAGE_TOKENS = 1024  # 1024 x 1024 pixels at Qwen3-VL, which makes one token of 32 x 32
 PART_KEYS = (
@@ -26,6 +27,8 @@ PART_KEYS = (
     "image_pil",
 )
 MEDIA_TYPES = frozenset((*PART_KEYS, "document", "input_file"))
+_UNTYPED = frozenset(("image_url", "audio_url", "video_url", "input_audio", "image_embeds"))
+"""Members that say what a part is where no `type` does; plain words like `file` may be anything's."""
 _INNER_KEYS = ("url", "data", "file_data", "file_id", "file_url", "source")
 
 
@@ -34,11 +37,11 @@ def is_media(part: dict[str, Any]) -> bool:
     kind = part.get("type")
     if isinstance(kind, str):
         return kind in MEDIA_TYPES
-    return any(key in part for key in PART_KEYS)
+    return kind is None and not _UNTYPED.isdisjoint(part)
 
 
 def content_of(part: dict[str, Any]) -> bytes:
-    """Give the bytes that tell one picture from another: its address, or its base64 as it came."""
+    """Give bytes that tell one picture from another: a digest of its address, or of its base64 as it came."""
     found: Any = part
     while isinstance(found, dict):
         inner = next((found[key] for key in (*PART_KEYS, *_INNER_KEYS) if found.get(key)), None)
@@ -46,8 +49,8 @@ def content_of(part: dict[str, Any]) -> bytes:
             break
         found = inner
     if isinstance(found, str):
-        return found.encode("utf-8", "surrogatepass")
+        return xxh3_128_digest(found.encode("utf-8", "surrogatepass"))
     try:
-        return orjson.dumps(found)
+        return xxh3_128_digest(orjson.dumps(found))
     except orjson.JSONEncodeError:  # nested more than orjson takes; no client's library makes such
         return b""

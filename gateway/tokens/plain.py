@@ -15,16 +15,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import orjson
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64
 
 from gateway.routes import Route, Shape
 from gateway.tokens import BYTES_PER_TOKEN, MAX_DEPTH, Reading
+from gateway.tokens.encoding import LARGE_BYTES, Turnstile
 from gateway.tokens.media import IMAGE_TOKENS, content_of, is_media
 from policies.prefix import block_hashes, media_ids, text_hashes
 from policies.request import BlockHash
 
 OPENING_UNITS = 4  # of a completion: enough to tell two kinds of prompt apart, and within most system prompts
-SLICE_UNITS = 2048  # hashed in a row: half a millisecond
+SLICE_UNITS = 1024  # hashed in a row: a third of a millisecond
+SLICE_IDS = 32 << 10  # made numbers of four bytes in a row: half a millisecond
 LEADING_ROLES = frozenset(("system", "developer"))
 _END = b"\n"
 
@@ -38,6 +40,7 @@ class TextReader:
 
     def __init__(self, *, image_tokens: int = IMAGE_TOKENS) -> None:
         self._image_tokens = image_tokens
+        self._turnstile = Turnstile()
 
     async def read(self, route: Route, document: dict[str, Any], root: BlockHash, unit_tokens: int) -> Reading:
         """Estimate a prompt from its bytes; prompts of token ids are exact."""
@@ -46,15 +49,17 @@ class TextReader:
             return await read_ids(ids, root, unit_tokens)
         layout = _Layout(self._image_tokens)
         layout.put(route, document)
+        if sum(map(len, layout.pieces)) > LARGE_BYTES:
+            await self._turnstile.pass_through()
         text = b"".join(layout.pieces)
-        prefix = await hash_text(root, text, unit_tokens)
         system_key = opening_key = None
         if layout.system_pieces is not None:
-            system_key = key_of(root, b"".join(layout.pieces[: layout.system_pieces]))
+            system_key = key_of(root, *layout.pieces[: layout.system_pieces])
         if layout.opening_pieces is not None:
-            opening_key = key_of(root, b"".join(layout.pieces[: layout.opening_pieces]))
+            opening_key = key_of(root, *layout.pieces[: layout.opening_pieces])
         elif not layout.is_conversation and text:
             opening_key = key_of(root, text[: OPENING_UNITS * unit_tokens * BYTES_PER_TOKEN])
+        prefix = await hash_text(root, text, unit_tokens)
         size = len(text) + layout.further_bytes
         return Reading(-(-size // BYTES_PER_TOKEN), prefix, unit_tokens, system_key, opening_key, False)
 
@@ -110,7 +115,7 @@ class _Layout:
                 if value and name not in ("role", "content"):
                     self._put(value, 0)
             self.pieces.append(_END)
-            if is_leading and role in LEADING_ROLES:
+            if is_leading and isinstance(role, str) and role in LEADING_ROLES:
                 self.system_pieces = len(self.pieces)
             else:
                 is_leading = False
@@ -155,9 +160,12 @@ class _Layout:
         self.pieces.append(_END)
 
 
-def key_of(root: BlockHash, data: bytes) -> BlockHash:
+def key_of(root: BlockHash, *pieces: bytes) -> BlockHash:
     """Name what a prompt begins with."""
-    return BlockHash(xxh3_64_intdigest(data, root))
+    state = xxh3_64(seed=root)
+    for piece in pieces:
+        state.update(piece)
+    return BlockHash(state.intdigest())
 
 
 async def hash_text(root: BlockHash, text: bytes, unit_tokens: int) -> tuple[BlockHash, ...]:
@@ -201,19 +209,19 @@ def ids_prompts(route: Route, document: dict[str, Any]) -> Sequence[Sequence[int
 
 async def read_ids(prompts: Sequence[Sequence[int]], root: BlockHash, unit_tokens: int) -> Reading:
     """Read prompts of token ids, as they are."""
-    step = unit_tokens * SLICE_UNITS
     first = prompts[0]
     ids = array("I")
-    for start in range(0, len(first), step):
-        ids.extend(_as_ids(first[start : start + step]))
-        if len(first) > step:
+    for start in range(0, len(first), SLICE_IDS):
+        if start:
             await asyncio.sleep(0)
+        ids.extend(as_ids(first[start : start + SLICE_IDS]))
     prefix = await hash_ids(root, ids, unit_tokens)
     opening_key = key_of(root, ids[: OPENING_UNITS * unit_tokens].tobytes())
     return Reading(sum(map(len, prompts)), prefix, unit_tokens, None, opening_key, True)
 
 
-def _as_ids(values: Sequence[int]) -> "array[int]":
+def as_ids(values: Sequence[int]) -> "array[int]":
+    """Give token ids four bytes each, however large they are."""
     try:
         return array("I", values)
     except (OverflowError, TypeError):  # nobody's vocabulary; the engine refuses it

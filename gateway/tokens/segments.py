@@ -11,14 +11,16 @@ Keys are XXH3 of 128 bits over a segment's text, with the key before as seed, so
 beginning. The first seed is drawn for the process: nobody outside can make two texts collide.
 
 Cutting is exact for tokens that the tokenizer finds in the text before it does anything else: those that are not
-normalised, take no blanks from their neighbours, do not ask whether they stand alone, and cannot lie across another
-such token. `cut_tokens` gives those; `checks` then tries them on sample texts as well.
+normalised (or where nothing normalises), take no blanks from their neighbours, do not ask whether they stand alone, and
+cannot lie across another such token. `cut_tokens` gives those; `checks` then tries them on sample texts as well.
 """
 
 import asyncio
+import contextlib
 import re
+from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from xxhash import xxh3_128_intdigest
@@ -46,8 +48,6 @@ class Added(Protocol):
     def lstrip(self) -> bool: ...
     @property
     def rstrip(self) -> bool: ...
-    @property
-    def normalized(self) -> bool: ...
 
 
 class Link(NamedTuple):
@@ -174,18 +174,24 @@ class Chain:
 
 
 def cut_tokens(added: Iterable[Added], wanted: Iterable[str]) -> tuple[str, ...]:
-    """Give those of the wanted tokens at which a text may be cut."""
-    tokens = list(added)
+    """Give those of the wanted tokens at which a text may be cut.
+
+    Args:
+        added: All that the tokenizer finds in text as it stands.
+        wanted: Where cuts would be of use.
+    """
+    tokens = [token for token in added if token.content]
     if any(token.single_word for token in tokens):
         return ()
-    raw = [token.content for token in tokens if not token.normalized]
+    names = set(wanted)
     clean = {
         token.content
         for token in tokens
-        if token.content and not (token.normalized or token.lstrip or token.rstrip)
-        if not any(_overlaps(other, token.content) for other in raw if other != token.content)
+        if token.content in names
+        and not (token.lstrip or token.rstrip)
+        and not any(_overlaps(other.content, token.content) for other in tokens if other.content != token.content)
     }
-    return tuple(sorted(clean.intersection(wanted)))
+    return tuple(sorted(clean))
 
 
 def _overlaps(other: str, token: str) -> bool:
@@ -194,10 +200,15 @@ def _overlaps(other: str, token: str) -> bool:
 
 
 class Cutter:
-    """Cuts texts before tokens."""
+    """Cuts texts before tokens, and ids as the text would be cut.
 
-    def __init__(self, tokens: Sequence[str]) -> None:
+    Args:
+        tokens: Each with its id.
+    """
+
+    def __init__(self, tokens: Mapping[str, int]) -> None:
         self.tokens = tuple(tokens)
+        self._ids = tuple(tokens.values())
         self._pattern = re.compile("|".join(map(re.escape, tokens))) if len(tokens) > 1 else None
 
     def cut(self, text: str) -> list[str]:
@@ -213,3 +224,23 @@ class Cutter:
         if not starts or starts[0]:
             starts.insert(0, 0)
         return [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+
+    def cut_ids(self, ids: bytes, pieces: int) -> list[bytes]:
+        """Cut the ids of so many pieces that were joined; each but perhaps the first begins with a token of these."""
+        if pieces == 1:
+            return [ids]
+        values = array("I", ids)
+        starts = sorted(at for number in self._ids for at in _places(values, number))
+        if len(starts) < pieces:
+            starts.insert(0, 0)
+        assert len(starts) == pieces, f"{pieces} pieces begin {len(starts)} times"
+        ends = [*starts[1:], len(values)]
+        return [ids[start * ID_BYTES : end * ID_BYTES] for start, end in zip(starts, ends, strict=True)]
+
+
+def _places(values: "array[int]", number: int) -> Iterator[int]:
+    at = -1
+    with contextlib.suppress(ValueError):
+        while True:
+            at = values.index(number, at + 1)
+            yield at

@@ -9,8 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from gateway.routes import Route, Shape
 from gateway.tokens.content import OddBody
+from gateway.tokens.plain import LEADING_ROLES, key_of
+from policies.request import BlockHash
 
 _UNSET = (None, "auto")  # vLLM: as if it were not there
 _REFUSED = frozenset(("chat_template", "tokenize", "messages", "conversation"))
@@ -57,7 +61,7 @@ def _from_chat(document: dict[str, Any], defaults: Mapping[str, Any], *, is_chat
     if get("chat_template") is not None:
         raise OddBody("a template of the client's own")
     talk = Talk(
-        get("messages"),
+        _listed(get("messages")),
         get("tools"),
         add_generation_prompt=_flag(document, "add_generation_prompt", True),
         continue_final_message=_flag(document, "continue_final_message", False),
@@ -67,14 +71,20 @@ def _from_chat(document: dict[str, Any], defaults: Mapping[str, Any], *, is_chat
     if is_chat:
         if talk.tools == []:
             raise OddBody("tools that are none")
-        talk.messages = [_with_reasoning(message) for message in talk.messages or ()]
+        talk.messages = [_with_reasoning(message) for message in talk.messages]
         talk.documents = get("documents")
         effort = get("reasoning_effort")
         further["reasoning_effort"] = effort
-        if effort is not None and "enable_thinking" not in (get("chat_template_kwargs") or {}):
+        if effort is not None:
             further["enable_thinking"] = effort != "none"
     _set_variables(talk, defaults, document, further)
     return talk
+
+
+def _listed(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise OddBody("what should be a list is none")
+    return value
 
 
 def _with_reasoning(message: object) -> object:
@@ -92,6 +102,8 @@ def _set_variables(
     given = document.get("chat_template_kwargs") or {}
     if not isinstance(given, dict) or given.keys() & _REFUSED:
         raise OddBody("variables that no template may be given")
+    if "enable_thinking" in given:
+        further = {name: value for name, value in further.items() if name != "enable_thinking"}
     named = {**given, **{name: value for name, value in further.items() if value not in _UNSET}}
     variables = {**defaults, **{name: value for name, value in named.items() if value not in _UNSET}}
     if "tools" in variables:
@@ -106,6 +118,56 @@ def _flag(document: dict[str, Any], name: str, default: bool) -> bool:
     if not isinstance(value, bool):
         raise OddBody(f"{name} is true or false")
     return value
+
+
+def has_system_prompt(talk: Talk) -> bool:
+    """Whether a system prompt comes before what the user says."""
+    for message in talk.messages:
+        if message["role"] in LEADING_ROLES:
+            return True
+        if message["role"] == "user":
+            break
+    return False
+
+
+def keys_of(talk: Talk, root: BlockHash) -> tuple[BlockHash | None, BlockHash | None]:
+    """Name head and opening by what they are made of, where no rendered text shows them.
+
+    Raises:
+        OddBody: it cannot be written down.
+    """
+    leading = []
+    first = None
+    for message in talk.messages:
+        if message["role"] == "user":
+            first = message
+            break
+        if message["role"] in LEADING_ROLES:
+            leading.append(message)
+    try:
+        system_key = key_of(root, orjson.dumps([leading, talk.tools])) if leading or talk.tools else None
+        return system_key, None if first is None else key_of(system_key or root, orjson.dumps(first))
+    except orjson.JSONEncodeError as error:
+        raise OddBody("nested too deeply") from error
+
+
+def texts_of(route: Route, document: dict[str, Any]) -> list[str]:
+    """Give the texts that a body without a conversation has tokenized, first one first.
+
+    Raises:
+        OddBody: an engine would refuse it.
+    """
+    found: list[str] = []
+    for name in ("prompt", "input", "query", "queries", "text_1", "text_2", "data_1", "data_2", "documents"):
+        value = document.get(name)
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        for text in values:
+            if isinstance(text, dict):
+                text = text.get("text")
+            if not isinstance(text, str):
+                raise OddBody(f"{name} is a text, or several")
+            found.append(text)
+    return found
 
 
 # Responses: items that belong to one turn of the assistant are joined.
@@ -125,7 +187,7 @@ def _from_responses(document: dict[str, Any], defaults: Mapping[str, Any]) -> Ta
         raise OddBody("input is a text or a list")
     tools = None
     if document.get("tools"):
-        tools = [_responses_tool(tool) for tool in document["tools"]]
+        tools = [_responses_tool(tool) for tool in _listed(document["tools"])]
     talk = Talk(messages, tools, is_whole=document.get("previous_response_id") is None)
     reasoning = document.get("reasoning")
     effort = reasoning.get("effort") if isinstance(reasoning, dict) else None
@@ -154,7 +216,11 @@ def _put_item(messages: list[dict[str, Any]], item: object) -> None:
         _put_part(messages, previous, "reasoning", _reasoning(item))
     elif kind == "message" and item.get("role") == "assistant":
         content = item.get("content")
-        text = content[0].get("text") if isinstance(content, list) and content else content
+        text = (
+            content[0].get("text")
+            if isinstance(content, list) and content and isinstance(content[0], dict)
+            else content
+        )
         _put_part(messages, previous, "content", text)
     elif kind == "message" and "role" in item:
         messages.append({name: value for name, value in item.items() if name != "type"})
@@ -191,16 +257,13 @@ def _from_messages(document: dict[str, Any], defaults: Mapping[str, Any]) -> Tal
     system = _system_text(document.get("system"))
     if system:
         messages.append({"role": "system", "content": system})
-    given = document.get("messages")
-    if not isinstance(given, list):
-        raise OddBody("messages are a list")
-    for message in given:
+    for message in _listed(document.get("messages")):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise OddBody("a message is an object with a role")
         _put_message(messages, message["role"], message.get("content"))
     tools = None
     if document.get("tools"):
-        tools = [_messages_tool(tool) for tool in document["tools"]]
+        tools = [_messages_tool(tool) for tool in _listed(document["tools"])]
     talk = Talk(messages, tools)
     _set_variables(talk, defaults, document, {})
     return talk

@@ -7,7 +7,7 @@ so that a completion whose prompt is a rendered conversation gets the keys of th
     head                                   marker            ...  close
 
 Some templates put system prompt or tools elsewhere: before the last message (Mistral), into the first of the user
-(Llama 3). Then the head does not tell them apart, and `holds_all` says so.
+(Llama 3). Then the head does not tell them apart, and `holds_system` and `holds_tools` say so.
 """
 
 import re
@@ -31,8 +31,9 @@ class Turns:
     """What the end of a user's text begins with."""
     bare_heads: frozenset[str]
     """Heads of conversations without system prompt and tools."""
-    holds_all: bool
-    """Whether system prompt and tools are in the head, always."""
+    holds_system: bool
+    """Whether the system prompt is in the head, always."""
+    holds_tools: bool
     openers: frozenset[str]
     """Tokens that turns begin with: the last before each text."""
 
@@ -60,48 +61,52 @@ def learn(templates: ChatTemplates, tokens: Collection[str]) -> Turns | None:
         template = templates.choose(has_tools=False)
     except NotRendered:
         return None
-    text = _render(template, SYSTEM, USER, ANSWER, NEXT) or _render(template, None, USER, ANSWER, NEXT)
-    bare = _render(template, None, USER) or ""
-    if text is None or not tokens:
+    if not tokens:
         return None
     pattern = re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True)))
-    before_user = text[: text.find(USER)]
-    if SYSTEM in before_user:
-        before_user = before_user[before_user.index(SYSTEM) + len(SYSTEM) :]
-    before_answer = _between(text, USER, ANSWER)
-    before_next = _between(text, ANSWER, NEXT)
+    for system in (SYSTEM, None):  # a system prompt that is put elsewhere can hide how turns begin
+        text = _render(template, system, USER, ANSWER, NEXT)
+        found = None if text is None else _found(text, pattern)
+        if found is not None:
+            break
+    else:
+        return None
+    marker, close, openers = found
+    bare = _render(template, None, USER) or ""
+    bare_heads = frozenset([bare[: bare.find(marker)]]) if marker in bare else frozenset()
+    holds_system, holds_tools = _held(templates, marker)
+    return Turns(marker, close, bare_heads, holds_system, holds_tools, openers)
+
+
+def _found(text: str, pattern: re.Pattern[str]) -> tuple[str, str, frozenset[str]] | None:
+    """Find marker, close and openers in a rendered conversation."""
+    before_user = text[: max(text.find(USER), 0)].rpartition(SYSTEM)[2]
+    before_answer, before_next = _between(text, USER, ANSWER), _between(text, ANSWER, NEXT)
     if before_answer is None or before_next is None:
         return None
-    starts = [match.start() for match in pattern.finditer(before_next)]
-    marker = next(
-        (
-            before_next[start:]
-            for start in reversed(starts)
-            if before_user.endswith(before_next[start:]) and not before_answer.endswith(before_next[start:])
-        ),
-        None,
-    )
     closing = pattern.search(before_answer)
-    if marker is None or closing is None:
-        return None
-    openers = {found[-1] for gap in (before_user, before_answer, before_next) if (found := pattern.findall(gap))}
-    bare_heads = frozenset([bare[: bare.find(marker)]]) if marker in bare else frozenset()
-    return Turns(marker, before_answer[: closing.end()], bare_heads, _holds_all(templates, marker), frozenset(openers))
+    for start in reversed([match.start() for match in pattern.finditer(before_next)]):
+        marker = before_next[start:]
+        if closing and before_user.endswith(marker) and not before_answer.endswith(marker):
+            gaps = (before_user, before_answer, before_next)
+            openers = {found[-1] for gap in gaps if (found := pattern.findall(gap))}
+            return marker, before_answer[: closing.end()], frozenset(openers)
+    return None
 
 
-def _holds_all(templates: ChatTemplates, marker: str) -> bool:
-    try:
-        template = templates.choose(has_tools=True)
-    except NotRendered:
-        return False
-    for said in ((USER,), (USER, ANSWER, NEXT)):
-        text = _render(template, SYSTEM, *said, has_tool=True)
-        if text is None or marker not in text:
-            return False
-        head = text[: text.find(marker)]
-        if SYSTEM not in head or TOOL not in head:
-            return False
-    return True
+def _held(templates: ChatTemplates, marker: str) -> tuple[bool, bool]:
+    """Whether system prompt and tools are before the first turn of the user, in short and in long conversations."""
+    heads = []
+    for has_tool in (False, True):
+        try:
+            template = templates.choose(has_tools=has_tool)
+        except NotRendered:
+            return False, False
+        for said in ((USER,), (USER, ANSWER, NEXT)):
+            text = _render(template, SYSTEM, *said, has_tool=has_tool) or ""
+            heads.append((text[: max(text.find(marker), 0)], has_tool))
+    holds_system = all(SYSTEM in head for head, _ in heads)
+    return holds_system, all(TOOL in head for head, has_tool in heads if has_tool)
 
 
 def _between(text: str, one: str, other: str) -> str | None:

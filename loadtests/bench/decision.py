@@ -79,9 +79,8 @@ class Fleet:
         return self.request(self.after((), self.tokens))
 
 
-def measure(count: int, tokens: int, kind: str) -> None:
-    """Print one row."""
-    fleet = Fleet(count, tokens)
+def decide(fleet: Fleet, kind: str) -> tuple[list[float], list[float], list[float]]:
+    """Give the seconds of many decisions, of what is charged with them, and of the ends of requests."""
     draw: Callable[[], InferenceRequest] = getattr(fleet, kind)
     choosing, charging, ending = [], [], []
     running: list[Charge] = []
@@ -100,12 +99,18 @@ def measure(count: int, tokens: int, kind: str) -> None:
         running.append(charge)
         choosing.append(t1 - t0)
         charging.append(t2 - t1)
-        if len(running) > 2 * count:
+        if len(running) > 2 * len(fleet.endpoints):
             t0 = clock()
             books.first_token(running[0], now)
             books.finish(running.pop(0), now + 1, 100)
             ending.append(clock() - t0)
-    cells = "  ".join(f"{at(times, 0.5):6.1f} {at(times, 0.99):6.1f}" for times in (choosing, charging, ending))
+    gc.unfreeze()
+    return choosing, charging, ending
+
+
+def measure(count: int, tokens: int, kind: str) -> None:
+    """Print one row."""
+    cells = "  ".join(f"{at(times, 0.5):6.1f} {at(times, 0.99):6.1f}" for times in decide(Fleet(count, tokens), kind))
     print(f"{count:9d} {tokens:7d}  {kind:7s} {cells}")
 
 

@@ -76,4 +76,4 @@ class Oracle:
             request = InferenceRequest("", "")
             seen.prefilling[Charge(mirror, request, 0, backlog[0][0], seen.prefill_s, now, False)] = None
         mirror.report.kv_capacity_tokens = engine.kv.capacity * BLOCK_TOKENS
-        mirror.reckon()
+        mirror.outlook = None

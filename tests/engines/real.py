@@ -174,8 +174,8 @@ def free_port() -> int:
         return port
 
 
-def vllm(log: Path) -> RealEngine:
-    """Give vLLM with the tiny model, not started yet.
+def vllm(log: Path, *more: str) -> RealEngine:
+    """Give vLLM with the tiny model and further options, not started yet.
 
     Raises:
         Missing: it is not installed.
@@ -184,7 +184,7 @@ def vllm(log: Path) -> RealEngine:
     command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT)]
     command += ["--max-num-seqs", str(SEQUENCES), "--max-num-batched-tokens", str(CONTEXT)]
     command += ["--block-size", str(BLOCK), "--kv-cache-memory-bytes", str(64 << 20)]
-    command += ["--enable-prefix-caching", "--enable-prompt-tokens-details", "--enable-request-id-headers"]
+    command += ["--enable-prefix-caching", "--enable-prompt-tokens-details", "--enable-request-id-headers", *more]
     environment = {
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",

@@ -116,6 +116,17 @@ WRONG: list[tuple[object, str]] = [
     (of_endpoint(url="ftp://a"), r"pools\[0\].endpoints\[0\].url: .* is 'ftp://a'"),
     (of_endpoint(url="http://a?x=1"), r"pools\[0\].endpoints\[0\].url: must have no user, query or fragment"),
     (of_endpoint(url=7), r"pools\[0\].endpoints\[0\].url: .* is 7"),
+    (of_endpoint(kv_events="tcp://gpu-1"), r"pools\[0\].endpoints\[0\].kv_events: must be auto, off or an address.*"),
+    (
+        of_endpoint(kv_events="bind:http://a"),
+        r"pools\[0\].endpoints\[0\].kv_events: must be auto, off or an address.*",
+    ),
+    (of_endpoint(kv_replay="auto"), r"pools\[0\].endpoints\[0\].kv_replay: must be tcp://host:port or ipc://path.*"),
+    (of_endpoint(kv_replay="tcp://a:1"), r"pools\[0\].endpoints\[0\]: kv_replay needs kv_events to be .* address.*"),
+    (
+        of_endpoint(kv_replay="tcp://a:1", kv_events="http://a/kv_cache_events"),
+        r"pools\[0\].endpoints\[0\]: kv_replay needs kv_events to be .* address.*",
+    ),
     (of_endpoint(metrics_url="a"), r"pools\[0\].endpoints\[0\].metrics_url: must be http://host:port .* is 'a'"),
     (of_endpoint(max_context_tokens=0), r"pools\[0\].endpoints\[0\].max_context_tokens: .* is 0"),
     (of_endpoint(models="m"), r"pools\[0\].endpoints\[0\].models: .* is 'm'"),
@@ -181,6 +192,23 @@ def test_names_that_clash_are_named_together() -> None:
         "tenants[1].name: 't' is there twice",
         f"tenants[1].key_sha256[0]: '{DIGEST[:8]}…' is there twice",
     ]
+
+
+@pytest.mark.parametrize(
+    ("told", "understood"),
+    [
+        ("auto", "auto"),
+        ("off", "off"),
+        (False, "off"),  # YAML's word for it
+        ("tcp://gpu-1:5557", "tcp://gpu-1:5557"),
+        ("tcp://[fd00::1]:5557", "tcp://[fd00::1]:5557"),
+        ("ipc:///run/kv", "ipc:///run/kv"),
+        ("bind:tcp://127.0.0.1:5557", "bind:tcp://127.0.0.1:5557"),
+        ("http://gpu-1:8000/kv_cache_events", "http://gpu-1:8000/kv_cache_events"),
+    ],
+)
+def test_events_are_looked_for_where_one_says(told: object, understood: str) -> None:
+    assert build(of_endpoint(kv_events=told), "test", {}).pools[0].endpoints[0].kv_events == understood
 
 
 # Secrets.

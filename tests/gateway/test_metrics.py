@@ -42,6 +42,9 @@ PAGE = {
     "kvlane_cache_hit_ratio": {"endpoint"},
     "kvlane_cache_forecast_error_ratio": {"endpoint"},
     "kvlane_cache_forecast_off": {"endpoint"},
+    "kvlane_kv_events_followed": {"endpoint"},
+    "kvlane_kv_events_total": {"endpoint"},
+    "kvlane_kv_event_gaps_total": {"endpoint"},
     "kvlane_endpoint_state": {"endpoint", "pool", "state"},
     "kvlane_engine_running_requests": {"endpoint"},
     "kvlane_engine_waiting_requests": {"endpoint"},
@@ -192,7 +195,7 @@ async def test_p7_what_clients_make_up_makes_no_series() -> None:
     tenants = [{"name": "a", "key_sha256": [hashlib.sha256(b"key").hexdigest()]}]
     key = {"authorization": "Bearer key"}
 
-    async with house(2, tenants=tenants) as whole:
+    async with house(2, tenants=tenants, policy="round_robin") as whole:
 
         async def invent(at: int) -> None:
             await whole.get(f"/v1/{at}")

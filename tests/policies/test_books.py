@@ -40,7 +40,7 @@ def expected(charges: list[Charge], at: Endpoint) -> Outstanding:
         prefill_s=at.outstanding.prefill_s,  # drifts by a rounding: see `drift`
         context_tokens=sum(charge.request.prompt_tokens for charge in here) + halves,
         growth_tokens=sum(charge.uncached_tokens + charge.request.output_tokens // 2 for charge in here),
-        pinned_tokens=len(pinned) * UNIT_TOKENS + tails + halves,
+        pinned_tokens=len(pinned) * UNIT_TOKENS + tails,
         pinned=dict(pinned),
         prefilling=dict.fromkeys(waiting),
     )
@@ -134,24 +134,39 @@ def test_what_two_requests_share_is_pinned_once() -> None:
     at = endpoints(1)[0]
     one, other = request("a", (1, 10), (2, 5)), request("b", (1, 10), (3, 7))
     first = books.dispatch(at, one, 0.0)
-    assert books.unpinned_tokens(at, other) == 7 * UNIT_TOKENS + 20
     second = books.dispatch(at, other, 0.0)
-    assert at.outstanding.pinned_tokens == 22 * UNIT_TOKENS + 2 * 20
+    assert at.outstanding.pinned_tokens == one.prompt_tokens + 7 * UNIT_TOKENS + 20
     books.finish(first, 1.0)
     assert at.outstanding.pinned_tokens == other.prompt_tokens
-    assert books.unpinned_tokens(at, one) == 5 * UNIT_TOKENS + 20
     books.finish(second, 1.0)
     assert at.outstanding == Outstanding()
+
+
+def test_decodes_pin_what_they_have_streamed() -> None:
+    """Two streams, one half as long under way; steps are counted by the work model, at each change."""
+    at = endpoints(1)[0]
+    first, second = (books.dispatch(at, REQUEST, 0.0) for _ in range(2))
+    books.first_token(first, 0.0)
+    step_s = at.work.step_s(1, at.outstanding.context_tokens)
+    books.first_token(second, 10 * step_s)
+    step_s, began_s = at.work.step_s(2, at.outstanding.context_tokens), 10 * step_s
+    third = books.dispatch(at, REQUEST, began_s + 10 * step_s)
+    assert at.outstanding.streamed_tokens == pytest.approx(20 + 10)
+    books.finish(first, began_s + 10 * step_s)
+    assert at.outstanding.streamed_tokens == pytest.approx(10)
+    books.finish(second, began_s + 10 * step_s)
+    books.finish(third, 1e6)
+    assert at.outstanding.streamed_tokens == 0
 
 
 def test_the_outlook_says_how_full_an_endpoint_of_known_capacity_is() -> None:
     known, unknown = endpoints(1, 1_000)[0], endpoints(1, None)[0]
     for at in (known, unknown):
         books.dispatch(at, REQUEST, 0.0)
-    assert (known.outlook[2], unknown.outlook[2]) == (0.1, 0.0)
+    assert (known.reckon()[2], unknown.reckon()[2]) == (0.1, 0.0)
     known.report = EngineReport(kv_capacity_tokens=2_000)
-    known.reckon()
-    assert known.outlook[2] == 0.05
+    known.outlook = None
+    assert known.reckon()[2] == 0.05
 
 
 # What the work model learns.
@@ -195,7 +210,7 @@ def test_a_stream_is_not_blamed_for_the_prefills_beside_it() -> None:
     books.first_token(stream, 0.0)
     step = at.work.step_s(1, 125)
     long = books.dispatch(at, REQUEST._replace(prompt_tokens=8192), 0.0)
-    books.first_token(long, long.prefill_s + at.outlook[3])
+    books.first_token(long, long.prefill_s + at.reckon()[3])
     books.finish(long, 1.0)
     books.finish(stream, long.prefill_s + step * 999, 1000)
     assert at.work.d0 == pytest.approx(0.007)
@@ -208,3 +223,14 @@ def test_observations_in_turn_move_the_model_in_turn() -> None:
         served(at, prompt=4096, ttft_s=10.0, tpot_s=0.007, output=8)
         slow.append(at.work.p1)
     assert all(before < after for before, after in pairwise(slow))
+
+
+def test_a_first_token_that_nobody_saw_teaches_nothing() -> None:
+    at = endpoint()
+    before = repr(at.work)
+    charge = books.dispatch(at, request("r", (1, 40), output=100), 0.0)
+    books.first_token(charge, 9.0, is_seen=False)
+    assert at.outstanding.decoding == 1
+    books.finish(charge, 99.0, 100)
+    assert repr(at.work) == before
+    assert at.outstanding == Outstanding()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.endpoint import Endpoint, EngineReport
-from policies.index import MAX_JOURNAL, SPECULATIVE_S, PrefixIndex
+from policies.index import MAX_JOURNAL, MAX_TOLD, SPECULATIVE_S, PrefixIndex
 from policies.prefix import block_hashes, root_of
 from policies.request import UNIT_TOKENS, BlockHash
 from tests.policies.fleets import endpoints, prefix
@@ -150,6 +150,42 @@ def test_what_no_event_confirms_is_forgotten() -> None:
     assert [index.matched_on(at, chain) for chain in (confirmed, vain, young)] == [8, 0, 8]
 
 
+def test_what_a_dispatch_fills_in_between_held_units_is_held_and_let_go() -> None:
+    """An event took a unit from the middle while those behind it were only expected."""
+    index, (at,) = PrefixIndex(), endpoints(1)
+    chain = prefix((1, 8))
+    index.follow(at)
+    index.stored(at, chain[:4], 0.0)
+    index.learn(at, chain, 0.0)
+    index.removed(at, chain[2:4])
+    index.learn(at, chain, 1.0)
+    assert index.matched_on(at, chain) == 8
+    index.stored(at, chain[2:4], 1.0)
+    index.removed(at, chain)
+    assert (index.matched(chain), len(index)) == ({}, 0)
+
+
+def test_an_engine_may_hold_more_than_its_capacity_when_it_says_so() -> None:
+    index, fleet = PrefixIndex(), endpoints(2, 8 * UNIT_TOKENS)
+    index.follow(fleet[0])
+    for endpoint in fleet:
+        for turn in range(MAX_TOLD + 1):
+            index.stored(endpoint, prefix((turn + 1, 8)), 0.0)
+    assert [index.held_tokens(endpoint) // UNIT_TOKENS for endpoint in fleet] == [8 * MAX_TOLD, 8]
+
+
+def test_an_engine_that_is_followed_no_more_holds_what_it_was_sent() -> None:
+    index, (at, other) = PrefixIndex(), endpoints(2)
+    index.follow(at)
+    index.learn(at, prefix((1, 8)), 0.0)
+    index.unfollow(at)
+    index.unfollow(other)
+    index.learn(at, prefix((2, 8)), 10.0)
+    index.learn(at, (), 20.0)
+    assert [index.matched_on(at, chain) for chain in (prefix((1, 8)), prefix((2, 8)))] == [8, 8]
+    assert repr(index) == f"<PrefixIndex 16 units: {at.name} 16>"
+
+
 # Memory.
 
 
@@ -186,3 +222,17 @@ def test_r21_unique_prompts_leave_no_trace(count: int) -> None:
     grown_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert len(index) == 8 * 6250
     assert grown_mb < 50
+
+
+def test_planted_is_what_came_with_prompts_that_were_mostly_new() -> None:
+    index, at = PrefixIndex(), endpoints(1, 100 * UNIT_TOKENS)[0]
+    assert (index.planted_tokens(at), index.fill(at)) == (0, 0.0)
+    index.learn(at, prefix((1, 40)), 0.0)
+    index.learn(at, prefix((1, 40), (2, 30)), 0.0)  # more than half was held
+    assert index.planted_tokens(at) == 40 * UNIT_TOKENS
+    index.learn(at, prefix((1, 10), (3, 20)), 0.0)
+    assert (index.planted_tokens(at), index.fill(at)) == (60 * UNIT_TOKENS, 0.9)
+    index.learn(at, prefix((4, 100)), 0.0)
+    assert index.planted_tokens(at) == 100 * UNIT_TOKENS
+    index.forget(at)
+    assert index.planted_tokens(at) == 0

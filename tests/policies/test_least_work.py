@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies import books
-from policies.books import unpinned_tokens
 from policies.endpoint import Charge, Endpoint
 from policies.index import PrefixIndex
 from policies.least_work import LeastWork
@@ -62,7 +61,7 @@ class Scene:
             wait += max(over * n / max(1, at.context_tokens), n - work.profile.max_num_seqs + 1) * output * step / n
         cost: float = wait + 9 * own + 4 * at.decoding * own**2 / (own + 10)
         cost += output * (work.d1 * at.decoding + work.d2 * at.context_tokens) + 50 * max(0, wait + own - 1.6)
-        return cost + (at.pinned_tokens + unpinned_tokens(endpoint, asked) > 0.95 * capacity)
+        return cost
 
 
 @given(STEPS, st.integers(1, 4), st.integers(0, 120), st.sampled_from([20_000, 60_000, 400_000]))
@@ -71,7 +70,7 @@ def test_the_choice_is_near_the_least_cost_by_the_formula(
 ) -> None:
     scene = Scene(4, kv_tokens)
     scene.fleet[3].work = WorkModel(PROFILES["llama-8b-l40s"])
-    scene.fleet[3].reckon()
+    scene.fleet[3].outlook = None
     for turn, (pick, head, size, tail, has_token) in enumerate(steps):
         charge = scene.put(scene.fleet[pick], request(f"r{turn}", (head, size), (9 + tail, tail)), float(turn))
         if has_token:
@@ -81,10 +80,13 @@ def test_the_choice_is_near_the_least_cost_by_the_formula(
     choice = scene.choose(asked, now)
     held = {endpoint: scene.index.matched_on(endpoint, asked.prefix) for endpoint in scene.fleet}
     among = scene.fleet
-    if sum(endpoint.outlook[2] for endpoint in among) > 0.6 * 4:
-        among = [
-            each for each in among if held[each] * UNIT_TOKENS >= 0.8 * asked.prompt_tokens and held[each]
-        ] or among
+    if any(scene.index.fill(endpoint) < 0.95 for endpoint in among):
+        if max(held.values()) * UNIT_TOKENS < 0.5 * asked.prompt_tokens:
+            most = min(costs.values()) + 9 * scene.fleet[0].work.p1 * asked.prompt_tokens
+            least = min(scene.index.planted_tokens(each) for each in among if costs[each] <= most)
+            among = [each for each in among if costs[each] <= most and scene.index.planted_tokens(each) == least]
+        elif sum(endpoint.reckon()[2] for endpoint in among) > 0.6 * 4:
+            among = [each for each in among if held[each] * UNIT_TOKENS >= 0.8 * asked.prompt_tokens] or among
     best = min(among, key=lambda endpoint: costs[endpoint])
     limit = costs[best] + 0.1 * best.work.p1 * asked.prompt_tokens + 0.002 + 1e-9
     assert choice.endpoint in among
@@ -142,13 +144,6 @@ def test_a_busy_holder_rules_nobody_out() -> None:
         scene.put(scene.fleet[1], request(f"r{at}", (1, 10), (at + 2, 100)))
     choice = scene.choose(request("b", (1, 12)), 0.1)
     assert (choice.reason, choice.endpoint is scene.fleet[1]) == (Reason.LEAST_WORK, False)
-
-
-def test_a_crowded_pool_without_a_holder_takes_any() -> None:
-    scene = Scene(2, 4_000)
-    for at, endpoint in enumerate(scene.fleet):
-        books.first_token(scene.put(endpoint, request(f"{at}", (9, 2), (at, 50), output=100)), 0.0)
-    assert scene.choose(request("new", (9, 2), (7, 25)), 1.0).endpoint in scene.fleet
 
 
 def test_one_block_of_a_prompt_that_is_held_whole_is_computed_anew() -> None:
@@ -230,27 +225,91 @@ def test_a_mixed_pool_gives_the_slower_engine_less() -> None:
     scene = Scene(2)
     for endpoint, name in zip(scene.fleet, ("llama-8b-h100", "llama-8b-l40s"), strict=True):
         endpoint.work = WorkModel(PROFILES[name])
-        endpoint.reckon()
+        endpoint.outlook = None
     chosen = Counter(scene.send(request(f"r{at}", (at, 32)), 0.0).endpoint.name for at in range(200))
     assert 0 < chosen["e1"] < 67, chosen
 
 
-def test_an_endpoint_that_would_be_overfull_pays_for_it() -> None:
-    scene = Scene(2, 10_000)
-    held = scene.put(scene.fleet[0], request("a", (1, 100), output=0))
-    books.first_token(held, 0.0)
-    assert scene.choose(request("b", (1, 100), (2, 2)), 1.0).endpoint is scene.fleet[0]
-    big = scene.choose(request("c", (3, 60)), 1.0)
-    assert big.endpoint is scene.fleet[1]
-
-
-def test_a_crowded_pool_keeps_known_prompts_with_their_holders() -> None:
-    scene = Scene(2, 20_000)
+def fill(scene: Scene) -> None:
+    """Fill every cache with what nobody asks for again."""
     for at, endpoint in enumerate(scene.fleet):
-        for turn in range(8):
-            books.first_token(scene.put(endpoint, request(f"{at}{turn}", (10 * at + turn, 25), output=100)), 0.0)
-    assert sum(endpoint.outlook[2] for endpoint in scene.fleet) > 1.2
-    for turn in range(30):  # far busier, and still the one
-        books.first_token(scene.put(scene.fleet[0], request(f"x{turn}", (3, 25), output=800)), 0.0)
-    assert scene.choose(request("again", (3, 25)), 1.0).endpoint is scene.fleet[0]
-    assert scene.choose(request("new", (77, 25)), 1.0).endpoint is scene.fleet[1]
+        units = (endpoint.report.kv_capacity_tokens or 0) // UNIT_TOKENS
+        scene.index.learn(endpoint, request("old", (90_000 + at, units)).prefix, 0.0)
+
+
+def crowd(scene: Scene, now: float) -> list[Charge]:
+    """Pin seven tenths of every cache by requests that decode."""
+    charges = []
+    for at, endpoint in enumerate(scene.fleet):
+        units = int(0.7 * (endpoint.report.kv_capacity_tokens or 0)) // UNIT_TOKENS
+        charges.append(scene.put(endpoint, request("busy", (80_000 + at, units)), now))
+        books.first_token(charges[-1], now)
+    return charges
+
+
+def burden(scene: Scene, count: int, now: float) -> None:
+    """Let the first endpoint decode more than the others."""
+    for at in range(count):
+        books.first_token(scene.put(scene.fleet[0], request(f"x{at}", (3, 25), output=800), now), now)
+
+
+def test_while_caches_have_room_cold_prompts_are_planted_evenly() -> None:
+    """N = 4 endpoints, R = 30 customers; those of the first endpoint keep it busy."""
+    scene = Scene(4)
+    homes: Counter[str] = Counter()
+    for at in range(30):
+        charge = scene.send(request(f"r{at}", (at, 64)), float(at))
+        homes[charge.endpoint.name] += 1
+        if charge.endpoint is scene.fleet[0]:
+            books.first_token(charge, at)
+            books.first_token(scene.put(scene.fleet[0], request(f"x{at}", (at, 64), (500 + at, 9)), at), at)
+        else:
+            books.finish(charge, at + 0.5)
+    assert sorted(homes.values()) == [7, 7, 8, 8]
+
+
+def test_a_cold_prompt_goes_elsewhere_when_the_least_planted_is_far_too_busy() -> None:
+    scene = Scene(2)
+    books.finish(scene.put(scene.fleet[1], request("a", (1, 30))), 0.1)
+    assert scene.choose(request("b", (2, 30)), 1.0).endpoint is scene.fleet[0]
+    for at in range(60):
+        scene.put(scene.fleet[0], request(f"x{at}", (3, 30), (100 + at, 20), output=800), 1.0)
+    assert scene.choose(request("b", (2, 30)), 1.0).endpoint is scene.fleet[1]
+
+
+def test_cold_prompts_go_by_cost_alone_when_all_caches_are_full() -> None:
+    scene = Scene(2, 40_000)
+    fill(scene)
+    burden(scene, 3, 1.0)
+    scene.index.learn(scene.fleet[1], request("b", (7, 300)).prefix, 1.0)  # planted more lately
+    assert scene.choose(request("c", (8, 30)), 2.0).endpoint is scene.fleet[1]
+
+
+@pytest.mark.parametrize(("after_s", "is_kept"), [(1.0, True), (299.0, True), (301.0, False)])
+def test_after_a_crowd_known_prompts_stay_with_their_holders(after_s: float, is_kept: bool) -> None:
+    scene = Scene(2, 40_000)
+    books.finish(scene.put(scene.fleet[0], request("known", (3, 25))), 0.0)
+    charges = crowd(scene, 0.0)
+    scene.choose(request("any", (4, 25)), 0.0)  # sees the crowd
+    for charge in charges:
+        books.finish(charge, 0.5)
+    burden(scene, 60, after_s)
+    assert (scene.choose(request("again", (3, 25)), after_s).endpoint is scene.fleet[0]) is is_kept
+
+
+def test_full_caches_keep_nobody() -> None:
+    scene = Scene(2, 40_000)
+    fill(scene)
+    crowd(scene, 0.0)
+    books.finish(scene.put(scene.fleet[0], request("known", (3, 25))), 0.0)
+    scene.index.learn(scene.fleet[0], request("old", (90_000, 625)).prefix, 0.0)
+    scene.index.learn(scene.fleet[0], request("known", (3, 25)).prefix, 0.0)
+    burden(scene, 60, 1.0)
+    assert scene.choose(request("again", (3, 25)), 1.0).endpoint is scene.fleet[1]
+
+
+def test_a_crowded_pool_without_a_holder_takes_any() -> None:
+    scene = Scene(2, 40_000)
+    crowd(scene, 0.0)
+    scene.index.learn(scene.fleet[0], request("half", (3, 15)).prefix, 0.0)
+    assert scene.choose(request("again", (3, 25)), 1.0).endpoint in scene.fleet

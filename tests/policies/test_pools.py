@@ -11,7 +11,6 @@ from policies.pools import (
     candidates,
     earliest_s,
     is_busy,
-    is_served_by,
     lent,
     serving,
     standing_of,
@@ -21,13 +20,6 @@ from tests.policies.fleets import REQUEST, endpoint
 
 STARTING, READY, SUSPECT, EJECTED, DRAINING = State
 NOW = 100.0
-
-
-def test_a_pool_serves_a_model_when_one_of_its_endpoints_does_dead_or_alive() -> None:
-    small = Pool("small", [endpoint("a", model="x"), endpoint("b", model="y", state=EJECTED)])
-    assert is_served_by(small, "x")
-    assert is_served_by(small, "y")
-    assert not is_served_by(small, "z")
 
 
 def test_only_the_ready_are_candidates_where_there_are_any() -> None:
