@@ -10,6 +10,7 @@ The parsed body is dropped here, as soon as its prompt has been read.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
@@ -18,7 +19,7 @@ from gateway.fleet import Fleet, ModelFacts
 from gateway.tokens import PromptReader, Reading
 from gateway.trace import Trace
 from gateway.usage import Usage
-from policies.keys import RingKeys
+from policies.keys import ring_key
 from policies.learned import OutputHabits
 from policies.pools import Standing
 from policies.request import BlockHash
@@ -40,7 +41,6 @@ class Intake:
         self._reader_of = reader_of
         self._session_header = session_header
         self._habits = OutputHabits()
-        self._keys = RingKeys()
 
     async def read(self, exchange: Exchange, facts: ModelFacts, headers: Mapping[str, str], trace: Trace) -> Standing:
         """Complete the exchange's inference request, and find the pools that it belongs to.
@@ -54,7 +54,7 @@ class Intake:
         if document is not None:
             root = facts.root_with(document.get("cache_salt"))
             reading = await self._reader_of(facts.name).read(route, document, root, facts.unit_tokens)
-            key = self._key(document.get("prompt_cache_key"), headers, root, reading)
+            key = self._key(document, headers, root, reading)
         call.document = document = None
         prompt_tokens = reading.prompt_tokens
         allowed = call.max_tokens
@@ -84,12 +84,19 @@ class Intake:
             self._habits.learn(exchange.tenant.name, exchange.inference.model, usage.output_tokens // choices)
 
     def _key(
-        self, cache_key: object, headers: Mapping[str, str], root: BlockHash, reading: Reading
+        self, document: dict[str, Any], headers: Mapping[str, str], root: BlockHash, reading: Reading
     ) -> BlockHash | None:
         """Give what the request goes by on the ring."""
+        cache_key = document.get("prompt_cache_key")
         named = cache_key if isinstance(cache_key, str) else None
         if not named and self._session_header is not None:
             named = headers.get(self._session_header)
         if named:
             return BlockHash(xxh3_64_intdigest(named.encode("utf-8", "surrogatepass"), root))
-        return self._keys.key_of(reading.system_key, reading.opening_key)
+        turns = document.get("messages", document.get("input"))
+        return ring_key(reading.system_key, reading.opening_key, is_answered=_is_answered(turns))
+
+
+def _is_answered(turns: object) -> bool:
+    """Whether a conversation holds an answer."""
+    return isinstance(turns, list) and any(isinstance(turn, dict) and turn.get("role") == "assistant" for turn in turns)

@@ -20,7 +20,7 @@ from loadtests.workloads import Job
 from policies import books
 from policies.endpoint import Charge, Endpoint, Pool
 from policies.index import PrefixIndex
-from policies.keys import RingKeys
+from policies.keys import ring_key
 from policies.learned import OutputHabits
 from policies.least_work import LeastWork
 from policies.placing import place
@@ -72,7 +72,6 @@ class Replica:
         self._ring_key = ring_key
         self.index = TrueIndex() if share == "events" else PrefixIndex()
         self._habits = OutputHabits()
-        self._keys = RingKeys()
         self.endpoints = [
             Endpoint(f"e{place}", f"sim://e{place}", frozenset((MODEL,)), work=_work(profile, work_factor))
             for place in range(len(engines))
@@ -156,18 +155,24 @@ class Replica:
         )
 
     def _key(self, job: Job) -> BlockHash | None:
-        """Give what the request goes by on the ring: system prompt, or system prompt and first user turn."""
-        system, opening = (_named(job, tokens) for tokens in (job.system_tokens, job.opening_tokens))
-        if self._ring_key is RingKey.LONGEST:
-            return self._keys.key_of(system, opening)
-        if self._ring_key is RingKey.OPENING or (self._ring_key is RingKey.NATURAL and job.talk is not None):
-            return opening
-        return system
+        """Give what the request goes by on the ring."""
+        system, opening = _named(job, job.system_tokens), _named(job, job.opening_tokens)
+        match self._ring_key:
+            case RingKey.ANSWERED:
+                return ring_key(system, opening, is_answered=job.prompt_tokens > job.opening_tokens)
+            case RingKey.SYSTEM:
+                return system
+            case RingKey.OPENING:
+                return opening
+            case RingKey.NATURAL:
+                return opening if job.talk is not None else system
 
 
 def _named(job: Job, tokens: int) -> BlockHash | None:
-    """Name the first tokens of a prompt; None where they do not fill a block."""
-    return None if tokens < BLOCK_TOKENS else BlockHash(xxh3_64_intdigest(job.beginning(tokens).to_bytes(8, "little")))
+    """Name the beginning of a prompt."""
+    if tokens < BLOCK_TOKENS:
+        return None
+    return BlockHash(xxh3_64_intdigest(job.beginning(tokens).to_bytes(8, "little")))
 
 
 class _FixedWork(WorkModel):

@@ -162,8 +162,8 @@ class RingKey(Enum):
     SYSTEM = "system"
     OPENING = "opening"
     """System prompt and first user turn."""
-    LONGEST = "longest"
-    """The opening where it was seen before, else the system prompt."""
+    ANSWERED = "answered"
+    """The opening once the prompt holds an answer, else the system prompt: as `policies/keys.py` says."""
 
 
 class Stage(Part):
@@ -186,7 +186,7 @@ class Scenario(Part):
     workload: Workload
     fleet: Fleet = Fleet()
     objective: Objective = Objective()
-    ring_key: RingKey = RingKey.NATURAL
+    ring_key: RingKey = RingKey.ANSWERED
     stages: tuple[Stage, ...]
     """One after the other; each begins when the one before is drained."""
     bracket: tuple[float, float]

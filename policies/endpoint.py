@@ -101,15 +101,16 @@ class Outstanding:
         return max(0.0, self.decoding * self.steps - self.begun_steps)
 
 
-Outlook = tuple[float, float, float, float, float, int, float]
+Outlook = tuple[float, float, float, float, float, int, int, float]
 """What the books mean in seconds: asked of every endpoint for every request, so reckoned on changes only.
 
     p1, p2     of the work model
     fill       share of the KV cache that is pinned; 0 where the capacity is unknown
-    start_s    wait for the step under way and for one step of one's own
+    step_s     of an iteration of its decodes
     strain_s   what decodes and their context there cost each output token
     decoding   requests past their first token
-    calm       uncached and output tokens that a request may have and wait for `start_s` alone; below 0 where all wait
+    budget     tokens of one iteration
+    calm       uncached and output tokens that a request may have and wait for nothing but steps; below 0 where all wait
 
 A plain tuple, since Python takes one apart five times as fast as a named one.
 """
@@ -150,10 +151,11 @@ class Endpoint:
             work.p1,
             work.p2,
             (books.pinned_tokens + books.streamed_tokens) / capacity,
-            1.5 * (work.d0 + strain_s),
+            work.d0 + strain_s,
             strain_s,
             decoding,
-            min(profile.budget_tokens, capacity - books.growth_tokens) if is_calm else -1,
+            profile.budget_tokens,
+            capacity - books.growth_tokens if is_calm else -1,
         )
         return outlook
 

@@ -121,14 +121,14 @@ class PrefixIndex:
         holding = self._holdings.get(endpoint)
         return 0.0 if holding is None else len(holding.stamps) / _capacity_units(endpoint)
 
-    def planted_tokens(self, endpoint: Endpoint) -> int:
-        """Count what prompts brought there of which less than half was held, until its first unit is forgotten.
+    def planted(self, endpoints: Iterable[Endpoint]) -> list[int]:
+        """Count the units that prompts brought to each of which less than half was held, until the first is forgotten.
 
         So many prompts have their home there, by size. What is held tells less: as long as the prompts that will
         follow them have not all been seen, it depends on which came first.
         """
-        holding = self._holdings.get(endpoint)
-        return 0 if holding is None else holding.planted_units * endpoint.unit_tokens
+        get = self._holdings.get
+        return [0 if (holding := get(endpoint)) is None else holding.planted_units for endpoint in endpoints]
 
     def working_set_tokens(self, endpoint: Endpoint, now: float, window_s: float = 300.0) -> int:
         """Count the tokens that requests of the last `window_s` named there and that are still held: for metrics."""

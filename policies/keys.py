@@ -1,30 +1,31 @@
-"""RingKeys: what a request's like have in common, for the ring: the system prompt, or that and the first user turn.
+"""What a request goes by on the ring: its system prompt, or the opening of its conversation.
 
-The longest beginning that more than one request has been seen with: of a conversation its own, of requests that share
-a system prompt and nothing else, that. Bounded: the opening seen longest ago is forgotten first.
+The opening is system prompt and first user turn: it tells a conversation from others, and all turns share it. A request
+that comes once has an opening that nobody will see again, and only its system prompt to share. So the key is the
+opening once the prompt holds an answer, and the system prompt before: every gateway finds the same without remembering
+anything.
+
+Remembering openings ("the longest that was seen before") was tried and is worse: what one gateway has seen another has
+not. Four gateways that share nothing, hit rates at fixed rates on one seed:
+
+               system   opening   longest seen   once answered
+    conv 50/s   .625      .682        .480           .673
+    rag 20/s    .826      .464        .826           .826
+
+One gateway has an index and fares alike with all (conv .595 to .602).
 """
-
-from collections import OrderedDict
 
 from policies.request import BlockHash
 
-MAX_OPENINGS = 100_000
 
+def ring_key(system_key: BlockHash | None, opening_key: BlockHash | None, *, is_answered: bool) -> BlockHash | None:
+    """Choose the key of a request.
 
-class RingKeys:
-    """Remembers openings."""
-
-    def __init__(self, most: int = MAX_OPENINGS) -> None:
-        self._most = most
-        self._seen: OrderedDict[BlockHash, None] = OrderedDict()
-
-    def key_of(self, system_key: BlockHash | None, opening_key: BlockHash | None) -> BlockHash | None:
-        """Give the key of a request, and remember its opening."""
-        if opening_key is None or system_key is None:
-            return opening_key if system_key is None else system_key
-        is_known = opening_key in self._seen
-        self._seen[opening_key] = None
-        self._seen.move_to_end(opening_key)
-        if len(self._seen) > self._most:
-            self._seen.popitem(last=False)
-        return opening_key if is_known else system_key
+    Args:
+        system_key: Names its system prompt; None where it has none.
+        opening_key: Names system prompt and first user turn; None where nothing is known of it.
+        is_answered: It holds an answer to its first turn already.
+    """
+    if is_answered or system_key is None:
+        return opening_key or system_key
+    return system_key

@@ -52,8 +52,8 @@ KEPT_S = 300.0  # with 60 three seeds in six fail: a lull does not mean that the
 HOLDER = 0.8
 LOOK_S = 0.1  # room and crowds change slowly, and all endpoints are asked for them
 
-Row = tuple[float, float, int, Endpoint]
-"""Cost, the wait in it, units held, and whose they are."""
+Row = tuple[float, int, Endpoint]
+"""Cost, units held, and whose they are."""
 
 
 class LeastWork:
@@ -79,12 +79,12 @@ class LeastWork:
             matched = self._with_home(request, endpoints, matched)
         most = next(reversed(matched.values())) if matched else 0
         if self._has_room and most * request.unit_tokens < COLD * request.prompt_tokens:
-            wait, units, chosen = self._plant(request, endpoints, outlooks, matched, now)
+            units, chosen = self._plant(request, endpoints, outlooks, matched, now)
         else:
-            wait, units, chosen = self._nearest(self._rows(request, endpoints, outlooks, matched, now), request)
+            units, chosen = self._nearest(self._rows(request, endpoints, outlooks, matched, now), request)
         reason = Reason.PREFIX if units else Reason.LEAST_WORK
         cached_tokens = min(units * request.unit_tokens, request.prompt_tokens - _least_uncached(request))
-        return Choice(chosen, reason, cached_tokens, wait)
+        return Choice(chosen, reason, cached_tokens, self._cost_s(request, chosen, units, now)[1])
 
     def _with_home(
         self, request: InferenceRequest, endpoints: Sequence[Endpoint], matched: dict[Endpoint, int]
@@ -121,8 +121,8 @@ class LeastWork:
             holder = next(reversed(matched))
             if holder in endpoints:
                 cost, _ = self._cost_s(request, holder, matched[holder], now)
-                p1s, _, _, starts_s, strains_s, *_ = zip(*outlooks, strict=True)
-                left_s = _limit_s(cost, request, holder) - min(starts_s) - request.output_tokens * min(strains_s)
+                p1s, _, _, steps_s, strains_s, *_ = zip(*outlooks, strict=True)
+                left_s = _limit_s(cost, request, holder) - 1.5 * min(steps_s) - request.output_tokens * min(strains_s)
                 least_units = (request.prompt_tokens - left_s / ((1 + MU) * min(p1s))) / request.unit_tokens
                 if least_units > 0:
                     return self._holders(request, endpoints, matched, least_units, now)
@@ -142,7 +142,7 @@ class LeastWork:
             if units < least_units:
                 break
             if endpoint in endpoints:
-                rows.append((*self._cost_s(request, endpoint, units, now), units, endpoint))
+                rows.append((self._cost_s(request, endpoint, units, now)[0], units, endpoint))
         return rows
 
     def _all(
@@ -152,31 +152,67 @@ class LeastWork:
         outlooks: Sequence[Outlook],
         matched: dict[Endpoint, int],
         now: float,
-        slack_s: float = 0.0,
     ) -> list[Row]:
-        """Reckon all who may be within `slack_s` of those near the least cost: their cost without queues says who."""
-        prompt, output, unit = request.prompt_tokens, request.output_tokens, request.unit_tokens
+        """Reckon all."""
+        costs, limit = self._costs(request, endpoints, outlooks, matched, now)
         held = matched.get
-        least = [
-            start + output * strain + (1 + MU) * p1 * (prompt - unit * held(endpoint, 0))
-            for endpoint, (p1, _, _, start, strain, _, _) in zip(endpoints, outlooks, strict=True)
-        ]
-        first = endpoints[least.index(min(least))]
-        limit = _limit_s(self._cost_s(request, first, held(first, 0), now)[0], request, first) + slack_s
         return [
-            (*self._cost_s(request, endpoint, held(endpoint, 0), now), held(endpoint, 0), endpoint)
-            for endpoint, bound in zip(endpoints, least, strict=True)
-            if bound <= limit
+            (cost, held(endpoint, 0), endpoint)
+            for cost, endpoint in zip(costs, endpoints, strict=True)
+            if cost <= limit
         ]
 
-    def _nearest(self, rows: Sequence[Row], request: InferenceRequest) -> tuple[float, int, Endpoint]:
+    def _costs(
+        self,
+        request: InferenceRequest,
+        endpoints: Sequence[Endpoint],
+        outlooks: Sequence[Outlook],
+        matched: dict[Endpoint, int],
+        now: float,
+        slack_s: float = 0.0,
+    ) -> tuple[list[float], float]:
+        """Give the cost of each, and up to what they are near the least or within `slack_s` of it.
+
+        One beyond that may cost more than is given. It is `_cost_s` for all in one go: queues come in where they may
+        matter.
+        """
+        prompt, output, late_s = request.prompt_tokens, request.output_tokens, self._late_s
+        unit, held, anew = request.unit_tokens, matched.get, _least_uncached(request)
+        if matched:
+            uncached = [prompt - unit * held(endpoint, 0) for endpoint in endpoints]
+            if min(uncached) < anew:
+                uncached = [max(tokens, anew) for tokens in uncached]
+        else:
+            uncached = [prompt] * len(endpoints)
+        costs = [
+            (wait := step * (0.5 + (u / budget if u > budget else 1.0)))
+            + (1 + MU) * (own := p1 * u + p2 * u * (prompt - u / 2))
+            + KAPPA * decoding * own * own / (own + TAU_S)
+            + output * strain
+            + (ETA * (wait + own - late_s) if wait + own > late_s else 0.0)
+            for u, (p1, p2, _, step, strain, decoding, budget, _) in zip(uncached, outlooks, strict=True)
+        ]
+        rough = [place for place, (u, of) in enumerate(zip(uncached, outlooks, strict=True)) if u + output > of[7]]
+        is_rough = set(rough)
+        calm = [cost for place, cost in enumerate(costs) if place not in is_rough] if rough else costs
+        best = min(calm, default=float("inf"))
+        margin = slack_s + NEAR_SHARE * max([of[0] for of in outlooks]) * prompt + NEAR_S
+        for place in rough:
+            if costs[place] <= best + margin:
+                endpoint = endpoints[place]
+                costs[place] = self._cost_s(request, endpoint, held(endpoint, 0), now)[0]
+                best = min(best, costs[place])
+        return costs, best + margin
+
+    def _nearest(self, rows: Sequence[Row], request: InferenceRequest) -> tuple[int, Endpoint]:
         """Of those near the least cost take the longest match, then the first home on the ring."""
-        best, *_, cheapest = min(rows, key=_cost)
+        best, _, cheapest = min(rows, key=_cost)
         limit = _limit_s(best, request, cheapest)
         near = [row for row in rows if row[0] <= limit]
-        longest = max(row[2] for row in near)
-        tied = {endpoint.name: (wait, units, endpoint) for _, wait, units, endpoint in near if units == longest}
-        return tied[next(self._ring.homes(ring_key_of(request), tied)) if len(tied) > 1 else next(iter(tied))]
+        longest = max([units for _, units, _ in near])
+        tied = {endpoint.name: endpoint for _, units, endpoint in near if units == longest}
+        name = next(self._ring.homes(ring_key_of(request), tied)) if len(tied) > 1 else next(iter(tied))
+        return longest, tied[name]
 
     def _plant(
         self,
@@ -185,18 +221,23 @@ class LeastWork:
         outlooks: Sequence[Outlook],
         matched: dict[Endpoint, int],
         now: float,
-    ) -> tuple[float, int, Endpoint]:
+    ) -> tuple[int, Endpoint]:
         """Give a prompt that is new to all a home where the least was planted."""
         slack_s = SLACK * endpoints[0].work.p1 * request.prompt_tokens
-        rows = self._all(request, endpoints, outlooks, matched, now, slack_s)
-        limit = min(rows, key=_cost)[0] + slack_s
-        planted = [(self._index.planted_tokens(row[3]), row) for row in rows if row[0] <= limit]
-        least = min([tokens for tokens, _ in planted])
-        return self._nearest([row for tokens, row in planted if tokens == least], request)
+        costs, _ = self._costs(request, endpoints, outlooks, matched, now, slack_s)
+        limit, held = min(costs) + slack_s, matched.get
+        planted = self._index.planted(endpoints)
+        least = min([units for units, cost in zip(planted, costs, strict=True) if cost <= limit])
+        rows = [
+            (cost, held(endpoint, 0), endpoint)
+            for units, cost, endpoint in zip(planted, costs, endpoints, strict=True)
+            if units == least and cost <= limit
+        ]
+        return self._nearest(rows, request)
 
     def _cost_s(self, request: InferenceRequest, endpoint: Endpoint, units: int, now: float) -> tuple[float, float]:
         """Reckon the cost of an endpoint that holds so many units, and the wait in it."""
-        p1, p2, _, wait, strain_s, decoding, calm = endpoint.outlook or endpoint.reckon()
+        p1, p2, _, step, strain_s, decoding, budget, calm = endpoint.outlook or endpoint.reckon()
         prompt, output = request.prompt_tokens, request.output_tokens
         uncached = prompt
         if units:
@@ -204,6 +245,8 @@ class LeastWork:
         own = p1 * uncached + p2 * uncached * (prompt - uncached / 2)
         if uncached + output > calm:
             wait = _wait_s(endpoint, uncached, output, now)
+        else:
+            wait = step * (0.5 + (uncached / budget if uncached > budget else 1.0))
         cost = wait + (1 + MU) * own + KAPPA * decoding * own * own / (own + TAU_S) + output * strain_s
         if wait + own > self._late_s:
             cost += ETA * (wait + own - self._late_s)
@@ -230,7 +273,7 @@ def _limit_s(cost: float, request: InferenceRequest, endpoint: Endpoint) -> floa
 def _wait_s(endpoint: Endpoint, uncached: int, output: int, now: float) -> float:
     """Predict the wait until the prefill of a request starts, steps beside it included."""
     books = endpoint.outstanding
-    step = (endpoint.outlook or endpoint.reckon())[3] / 1.5
+    step = (endpoint.outlook or endpoint.reckon())[3]
     wait = step / 2
     if books.prefilling:
         head = next(iter(books.prefilling))

@@ -109,11 +109,14 @@ def test_an_estimate_is_no_reason_to_refuse(desk: Desk) -> None:
         desk.read(saying("x" * 2_000_000, "a"))
 
 
-def test_requests_go_by_their_system_prompt_until_their_opening_has_been_seen(desk: Desk) -> None:
+def test_requests_go_by_their_system_prompt_and_conversations_by_their_opening(desk: Desk) -> None:
     first, other = desk.read(saying(SYSTEM, "first")), desk.read(saying(SYSTEM, "other"))
     assert first.ring_key == other.ring_key is not None
-    again = desk.read(saying(SYSTEM, "first", "and then"))
-    assert again.ring_key not in (None, first.ring_key)
+    answered = saying(SYSTEM, "first")
+    answered["messages"] += [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And then?"}]
+    second = desk.read(answered)
+    answered["messages"] += [{"role": "assistant", "content": "No."}, {"role": "user", "content": "Why?"}]
+    assert second.ring_key == desk.read(answered).ring_key not in (None, first.ring_key)
 
 
 def test_a_session_takes_the_place_of_what_prompts_share() -> None:

@@ -210,7 +210,7 @@ def test_a_stream_is_not_blamed_for_the_prefills_beside_it() -> None:
     books.first_token(stream, 0.0)
     step = at.work.step_s(1, 125)
     long = books.dispatch(at, REQUEST._replace(prompt_tokens=8192), 0.0)
-    books.first_token(long, long.prefill_s + at.reckon()[3])
+    books.first_token(long, long.prefill_s + 1.5 * at.reckon()[3])
     books.finish(long, 1.0)
     books.finish(stream, long.prefill_s + step * 999, 1000)
     assert at.work.d0 == pytest.approx(0.007)

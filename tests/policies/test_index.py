@@ -226,13 +226,13 @@ def test_r21_unique_prompts_leave_no_trace(count: int) -> None:
 
 def test_planted_is_what_came_with_prompts_that_were_mostly_new() -> None:
     index, at = PrefixIndex(), endpoints(1, 100 * UNIT_TOKENS)[0]
-    assert (index.planted_tokens(at), index.fill(at)) == (0, 0.0)
+    assert (index.planted([at]), index.fill(at)) == ([0], 0.0)
     index.learn(at, prefix((1, 40)), 0.0)
     index.learn(at, prefix((1, 40), (2, 30)), 0.0)  # more than half was held
-    assert index.planted_tokens(at) == 40 * UNIT_TOKENS
+    assert index.planted([at]) == [40]
     index.learn(at, prefix((1, 10), (3, 20)), 0.0)
-    assert (index.planted_tokens(at), index.fill(at)) == (60 * UNIT_TOKENS, 0.9)
+    assert (index.planted([at]), index.fill(at)) == ([60], 0.9)
     index.learn(at, prefix((4, 100)), 0.0)
-    assert index.planted_tokens(at) == 100 * UNIT_TOKENS
+    assert index.planted([at]) == [100]
     index.forget(at)
-    assert index.planted_tokens(at) == 0
+    assert index.planted([at]) == [0]

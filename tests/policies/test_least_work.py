@@ -83,8 +83,8 @@ def test_the_choice_is_near_the_least_cost_by_the_formula(
     if any(scene.index.fill(endpoint) < 0.95 for endpoint in among):
         if max(held.values()) * UNIT_TOKENS < 0.5 * asked.prompt_tokens:
             most = min(costs.values()) + 9 * scene.fleet[0].work.p1 * asked.prompt_tokens
-            least = min(scene.index.planted_tokens(each) for each in among if costs[each] <= most)
-            among = [each for each in among if costs[each] <= most and scene.index.planted_tokens(each) == least]
+            least = min(scene.index.planted([each]) for each in among if costs[each] <= most)
+            among = [each for each in among if costs[each] <= most and scene.index.planted([each]) == least]
         elif sum(endpoint.reckon()[2] for endpoint in among) > 0.6 * 4:
             among = [each for each in among if held[each] * UNIT_TOKENS >= 0.8 * asked.prompt_tokens] or among
     best = min(among, key=lambda endpoint: costs[endpoint])
