@@ -51,7 +51,7 @@ class Retelling(Simulation):
             about="real agent sessions",
             workload=Mooncake(kind="mooncake"),  # in place of which the sessions come
             fleet=Fleet(endpoints=plan.engines, profile=plan.profile, max_context_tokens=MAX_CONTEXT_TOKENS),
-            ring_key=RingKey.LONGEST,  # as the gateway has it
+            ring_key=RingKey.ANSWERED,  # as the gateway has it
             stages=(),
             bracket=(1, 2),
         )
