@@ -12,7 +12,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
 	@touch $@
 
-demo: setup  ## four simulated engines, the gateway, real conversations, a table; ARGS=--keep leaves it running
+demo: setup  ## what routing gains: real conversations, simulated engines, three policies; ARGS=--keep leaves it running
 	@$(BIN)/kvlane-sim demo $(ARGS)
 
 test: setup lint  ## every check that needs neither network nor real engines

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from loadtests import refusals
-from loadtests.tokens import Json, cut, from_ids
+from loadtests.tokens import Json
+from loadtests.vocabulary import OWN, Vocabulary
 
 Body = dict[str, Json]
 
@@ -36,6 +37,8 @@ class Ask:
     """Name of a tool to call instead of talking: `sim.tool`."""
     is_base64: bool = False
     """How embeddings are to be coded."""
+    vocabulary: Vocabulary = OWN
+    """What the prompts were cut with."""
 
 
 def number(body: Body, name: str, least: int = 0) -> int | None:
@@ -64,7 +67,7 @@ def flag(body: Body, name: str) -> bool:
     return bool(value)
 
 
-def read(body: Body, prompts: list[list[bytes]], max_tokens: int | None) -> Ask:
+def read(body: Body, prompts: list[list[bytes]], max_tokens: int | None, vocabulary: Vocabulary = OWN) -> Ask:
     """Read what all dialects share.
 
     Raises:
@@ -80,6 +83,7 @@ def read(body: Body, prompts: list[list[bytes]], max_tokens: int | None) -> Ask:
             f"temperature must be non-negative, got {value}. (parameter=temperature, value={value})", "temperature"
         )
     ask = Ask(model, prompts, max_tokens, is_stream=flag(body, "stream"), ignores_eos=flag(body, "ignore_eos"))
+    ask.vocabulary = vocabulary
     ask.n = number(body, "n", 1) or 1
     ask.seed = number(body, "seed", -(1 << 63)) or 0
     salt = body.get("cache_salt")
@@ -108,20 +112,20 @@ def read(body: Body, prompts: list[list[bytes]], max_tokens: int | None) -> Ask:
     return ask
 
 
-def completion_prompts(prompt: Json) -> list[list[bytes]]:
+def completion_prompts(prompt: Json, vocabulary: Vocabulary) -> list[list[bytes]]:
     """Read a completion's prompt: str, [str], [int] or [[int]].
 
     Raises:
         Refused: It is none of these, or empty.
     """
     if isinstance(prompt, str):
-        return [cut(prompt.encode())]
+        return [vocabulary.cut(prompt)]
     if not isinstance(prompt, list) or not prompt:
         raise refusals.bad_type("prompt", "string_type", "Input should be a valid string", prompt)
     if all(isinstance(item, int) for item in prompt):
-        return [from_ids(prompt)]
+        return [vocabulary.from_ids(prompt)]
     if all(isinstance(item, str) for item in prompt):
-        return [cut(item.encode()) for item in prompt]
+        return [vocabulary.cut(item) for item in prompt]
     if all(isinstance(item, list) and all(isinstance(id, int) for id in item) for item in prompt):
-        return [from_ids(item) for item in prompt]
+        return [vocabulary.from_ids(item) for item in prompt]
     raise refusals.bad_type("prompt", "string_type", "Input should be a valid string", prompt[0])

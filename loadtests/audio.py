@@ -10,7 +10,7 @@ from loadtests import ask as asks
 from loadtests import refusals
 from loadtests.ask import Ask, Body
 from loadtests.http1 import Exchange
-from loadtests.tokens import cut
+from loadtests.vocabulary import Vocabulary
 from loadtests.wire import Wire
 
 BYTES_PER_SECOND = 32_000  # 16 kHz, 16 bit, one channel
@@ -25,7 +25,7 @@ class TranscriptionWire(Wire):
     prefix = "trsc-"
 
     @staticmethod
-    def read(exchange: Exchange) -> Ask:
+    def read(exchange: Exchange, vocabulary: Vocabulary) -> Ask:
         """Read a form.
 
         Raises:
@@ -42,9 +42,10 @@ class TranscriptionWire(Wire):
             if field not in form:
                 raise refusals.missing(field)
         seconds = max(1, len(form["file"]) // BYTES_PER_SECOND)
-        sound = form["file"][:4096].hex().encode()  # what is heard depends on how it begins
-        prompt = (cut(sound) * (1 + seconds * PROMPT_TOKENS_PER_SECOND // 16))[: seconds * PROMPT_TOKENS_PER_SECOND]
-        ask = asks.read({"model": form["model"].decode("utf-8", "replace")}, [prompt or [b" "]], None)
+        sound = form["file"][:4096].hex()  # what is heard depends on how it begins
+        size = seconds * PROMPT_TOKENS_PER_SECOND
+        prompt = (vocabulary.cut(sound) * (1 + size // 16))[:size]
+        ask = asks.read({"model": form["model"].decode("utf-8", "replace")}, [prompt or [b" "]], None, vocabulary)
         ask.output_tokens = seconds * OUTPUT_TOKENS_PER_SECOND
         return ask
 
@@ -61,7 +62,7 @@ class SpeechWire(Wire):
     media = "audio/wav"
 
     @staticmethod
-    def read(body: Body) -> Ask:
+    def read(body: Body, vocabulary: Vocabulary) -> Ask:
         """Read a request.
 
         Raises:
@@ -70,7 +71,7 @@ class SpeechWire(Wire):
         text = body.get("input")
         if not isinstance(text, str) or not text:
             raise refusals.missing("input")
-        ask = asks.read(body, [cut(text.encode())], None)
+        ask = asks.read(body, [vocabulary.cut(text)], None, vocabulary)
         ask.is_stream = False
         ask.output_tokens = len(ask.prompts[0])
         return ask

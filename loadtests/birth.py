@@ -16,7 +16,7 @@ from loadtests import refusals
 from loadtests.ask import Ask
 from loadtests.kvcache import BLOCK_TOKENS
 from loadtests.sequence import Generation
-from loadtests.tokens import ALPHABETS, Language, chain, root
+from loadtests.tokens import ALPHABETS, chain, root
 from loadtests.wire import Choice
 
 SIGMA = 0.8
@@ -53,9 +53,9 @@ def births(
         for copy in range(ask.n):
             seed = xxhash.xxh3_64_intdigest(b"%d %d " % (ask.seed, copy) + b"".join(tail), last)
             kind = ask.alphabet if ask.alphabet in ALPHABETS else alphabet
-            language = Language(seed, kind or "words", ask.text)
+            language = ask.vocabulary.language(seed, kind or "words", ask.text)
             output = _output_tokens(ask, limit, mean_output_tokens, seed)
-            made = [language.word(n).encode() for n in range(min(output - 1, SHARED_OUTPUT_TOKENS))]
+            made = [language.token(n) for n in range(min(output - 1, SHARED_OUTPUT_TOKENS))]
             ids = blocks + chain(tail + made, last)
             generation = Generation(new_id(), len(prompt), output, limit, ids)
             assert isinstance(generation.id, int)

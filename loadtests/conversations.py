@@ -7,7 +7,7 @@ from importlib.resources import files
 import orjson
 
 MIN_OUTPUT_TOKENS = 8
-MAX_OUTPUT_TOKENS = 96  # real answers run longer; a demonstration is watched
+MAX_OUTPUT_TOKENS = 24  # real answers run longer; a demonstration is watched
 BYTES_PER_TOKEN = 4
 
 SYSTEM_PROMPTS = {
@@ -47,21 +47,32 @@ class Conversation:
     system: str
     turns: tuple[Turn, ...]
 
-    def bodies(self, model: str) -> Iterator[bytes]:
-        """Give the body of each call, with all turns before it as the history, in the official client's form."""
+    def histories(self, user: str | None = None) -> Iterator[list[dict[str, str]]]:
+        """Give the messages of each call: all turns before it, and what is asked.
+
+        Args:
+            user: Who signs the first turn: then only the system prompt is shared with others in the same trouble.
+        """
         messages = [{"role": "system", "content": self.system}]
         for turn in self.turns:
-            messages.append({"role": "user", "content": turn.asked})
+            signed = f"I am {user}. " if user and len(messages) == 1 else ""
+            messages.append({"role": "user", "content": signed + turn.asked})
+            yield list(messages)
+            messages.append({"role": "assistant", "content": turn.said})
+
+    def bodies(self, model: str, user: str | None = None) -> Iterator[bytes]:
+        """Give the body of each call, in the official client's form; answers get the length they really had."""
+        for turn, messages in zip(self.turns, self.histories(user), strict=True):
             yield orjson.dumps(
                 {
                     "messages": messages,
                     "model": model,
                     "max_completion_tokens": turn.output_tokens,
+                    "ignore_eos": True,
                     "stream": True,
                     "stream_options": {"include_usage": True},
                 }
             )
-            messages.append({"role": "assistant", "content": turn.said})
 
 
 def load_conversations() -> list[Conversation]:

@@ -1,226 +1,192 @@
-"""demo: the whole on one screen. Four simulated engines, the gateway, real conversations, and what became of them.
+"""demo: what routing gains, on one screen. The same conversations through the gateway, under one policy after another.
 
-The engines and the gateway are processes of their own, started as anyone would start them; the conversations are
-replayed over the wire as the official client speaks, streamed, one after the other within a session and all sessions
-side by side. Whatever happens, the processes that were started here are ended here.
+Each policy gets a freshly started fleet with cold caches and a freshly started gateway. Conversations, users and pauses
+are the same for all, so what differs is where each call was served.
 """
 
 import asyncio
-import contextlib
-import signal
-import sys
-import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Coroutine
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
-from urllib.request import urlopen
 
 import typer
 import uvloop
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from loadtests.client import Link, Outcome
-from loadtests.conversations import Conversation, load_conversations
+from loadtests.conversations import load_conversations
 from loadtests.drive import Run, Target
-from loadtests.report import Summary
+from loadtests.replay import Session, note_delays, replay, sessions
+from loadtests.report import Summary, percentile
+from loadtests.stand import NotReady, Plan, stand, until_stopped
 
-ENGINES = 4
-READY_WITHIN_S = 20.0
-STOP_WITHIN_S = 10.0
-THINK_S = 0.05
+DEFAULT_POLICY = "least_work"
+POLICIES = ("round_robin", "bounded_load", DEFAULT_POLICY)
+"""The default comes last: its fleet is what `--keep` leaves."""
+PLAIN_POLICY = POLICIES[0]
+BUSY_S = 0.01  # an idle machine wakes processes within one or two milliseconds
+USERS = 2  # who keep four engines busy, without one of them overloaded for long
 
 console = Console(highlight=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came of the conversations under one policy."""
+
+    policy: str
+    summary: Summary
+    delay_s: float = 0.0
+    """By how much this process was woken up late, at the 95th percentile."""
+
+    @property
+    def prefilled_tokens(self) -> int:
+        """Prompt tokens that the engines computed; the others were in their caches."""
+        return round(self.summary.prompt_tokens * (1.0 - (self.summary.cached_share or 0.0)))
 
 
 def demo(
     port: Annotated[int, typer.Option(help="Of the gateway; the admin listener takes the next.")] = 8080,
     engine_port: Annotated[int, typer.Option(help="Of the first engine.")] = 9001,
-    users: Annotated[
-        int, typer.Option(min=1, help="Per session: people with the same trouble, so that prefixes are shared.")
-    ] = 3,
+    users: Annotated[int, typer.Option(min=1, help="In each conversation; more of them load the fleet more.")] = USERS,
+    time_scale: Annotated[
+        float, typer.Option(min=0.01, help="Below 1 all is faster than life, and the times say less.")
+    ] = 1.0,
     keep: Annotated[bool, typer.Option("--keep", help="Leave engines and gateway running until Ctrl-C.")] = False,
 ) -> None:
-    """Show Kvlane at work: simulated engines, the gateway, real conversations, a table."""
-    with contextlib.suppress(KeyboardInterrupt):
-        raise typer.Exit(uvloop.run(_demo(port, engine_port, users, keep)))
-    console.print("\nstopped")
+    """Show what routing gains: real conversations on simulated engines, under three policies."""
+    plan = Plan(port=port, engine_port=engine_port, time_scale=time_scale)
+    status = uvloop.run(until_stopped(_demo(plan, users, keep)))
+    if status is None:
+        console.print("stopped")
+    raise typer.Exit(status or 0)
 
 
-async def _demo(port: int, engine_port: int, users: int, keep: bool) -> int:
-    engines = [f"http://127.0.0.1:{engine_port + at}" for at in range(ENGINES)]
-    gateway = f"http://127.0.0.1:{port}"
-    admin = f"http://127.0.0.1:{port + 1}"
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, stop.set)
-    console.print(f"[bold]1.[/bold] {ENGINES} simulated engines (an 8B model on one H100 each): {', '.join(engines)}")
-    fleet = ("loadtests", "fleet", "-n", str(ENGINES), "--port", str(engine_port))
-    async with _process(*fleet) as engines_process:
-        options = [word for url in engines for word in ("--endpoint", url)]
-        console.print(f"[bold]2.[/bold] the gateway: kvlane serve {' '.join(options)} --port {port}")
-        serve = ("gateway", "serve", *options, "--port", str(port), "--admin-port", str(port + 1))
-        async with _process(*serve, "--log-level", "warning") as process:
-            if not await _is_ready(gateway, (engines_process, process), stop):
-                return 0 if stop.is_set() else 1
-            sessions = load_conversations()
-            conversations = sessions * users
-            turns = sum(len(conversation.turns) for conversation in conversations)
-            console.print(
-                f"[bold]3.[/bold] {len(sessions)} real agent sessions, {users} user{'s' * (users > 1)} each: "
-                f"{turns} streamed chat calls, each with the history so far\n"
-            )
-            run = await _unless(stop, _replay(Target(url=gateway), conversations))
-            if run is None:
-                return 0
-            _show(run)
-            _invite(gateway, admin)
-            if keep:
-                console.print("\nleft running; Ctrl-C ends it")
-                await stop.wait()
-            return 1 if any(outcome.error for outcome in run.outcomes) else 0
-
-
-@contextlib.asynccontextmanager
-async def _process(module: str, *words: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run one of our commands while the block lasts; in a group of its own, so that Ctrl-C reaches it through us."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, *words, stdout=asyncio.subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGINT)
-            try:
-                await asyncio.wait_for(process.wait(), STOP_WITHIN_S)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
-
-
-async def _is_ready(gateway: str, processes: tuple[asyncio.subprocess.Process, ...], stop: asyncio.Event) -> bool:
-    """Wait until the gateway has found an engine."""
-    give_up_at = time.monotonic() + READY_WITHIN_S
-    while time.monotonic() < give_up_at and not stop.is_set():
-        if any(process.returncode is not None for process in processes):
-            break
-        if await asyncio.to_thread(_status, f"{gateway}/readyz") == 200:
-            return True
-        await asyncio.sleep(0.05)
-    if not stop.is_set():
-        console.print("[red]the gateway did not become ready[/red] (is a port taken? see the line above)")
-    return False
-
-
-def _status(url: str) -> int:
-    try:
-        with urlopen(url, timeout=1) as answer:
-            status: int = answer.status
-            return status
-    except OSError:
-        return 0
-
-
-async def _unless(stop: asyncio.Event, work: Coroutine[None, None, Run]) -> Run | None:
-    """Give what the work gives, or None once somebody asks to stop."""
-    task = asyncio.create_task(work)
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if not task.done():
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        return None
-    return task.result()
-
-
-async def _replay(target: Target, conversations: list[Conversation]) -> Run:
-    """Hold all conversations at once, each turn when the one before has been answered."""
-    run = Run(started_at=time.monotonic())
-    total = sum(len(conversation.turns) for conversation in conversations)
-    columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TextColumn("calls"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("", total=total)
-
-        async def hold(conversation: Conversation) -> None:
-            for body in conversation.bodies(target.model):
-                run.outcomes.append(await _call(target, body))
-                progress.advance(bar)
-                await asyncio.sleep(THINK_S)
-
-        await asyncio.gather(*(hold(conversation) for conversation in conversations))
-    run.ended_at = time.monotonic()
-    return run
-
-
-async def _call(target: Target, body: bytes) -> Outcome:
-    """Make one call and wait for the end of its stream."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-    outcome = Outcome(time.monotonic())
-
-    def then(link: Link, outcome: Outcome) -> None:
-        link.close()
-        if not done.done():
-            done.set_result(None)
-
-    try:
-        _, link = await loop.create_connection(Link, *target.address)
-    except OSError:
-        outcome.error = "connect"
-        return outcome
-    link.send(target.request(body), outcome, then)
-    try:
-        await done
-    finally:
-        link.close()
-    return outcome
-
-
-def _show(run: Run) -> None:
-    """Print what happened at each endpoint, and in all."""
-    by_endpoint: dict[str, list[Outcome]] = defaultdict(list)
-    for outcome in run.outcomes:
-        by_endpoint[outcome.endpoint or "none"].append(outcome)
-    table = Table(title="tokens, and times in ms", title_justify="left")
-    table.add_column("engine", no_wrap=True)
-    for name in ("calls", "errors", "prompt", "cached", "output", "TTFT\np50", "TTFT\np95", "TPOT\np50"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, outcomes in sorted(by_endpoint.items()):
-        table.add_row(name.removeprefix("127.0.0.1"), *_cells(outcomes, run))
-    table.add_section()
-    table.add_row("[bold]all[/bold]", *_cells(run.outcomes, run))
-    console.print(table)
-    summary = Summary.of(run)
+async def _demo(plan: Plan, users: int, keep: bool) -> int:
+    conversations = load_conversations()
+    people = sessions(conversations, users)
+    calls = calls_of(people)
     console.print(
-        f"{summary.requests} calls in {summary.duration_s:.1f} s: {summary.requests_per_s:.1f} calls/s, "
-        f"{summary.output_tokens_per_s:.0f} output tokens/s"
+        f"{len(conversations)} real agent sessions, {users} user{'s' * (users > 1)} in each: {calls} streamed calls, "
+        f"histories included.\nSimulated are the {plan.engines} engines, an 8B model on an H100 each: step times and "
+        "caches,\nno GPU. Gateway, sockets, tokenizer and what was asked are real.\n"
     )
+    trials: list[Trial] = []
+    try:
+        for number, policy in enumerate(POLICIES, 1):
+            is_last = number == len(POLICIES)
+            title = f"{number}/{len(POLICIES)} {policy}{' (default)' * is_last}"
+            time = ", 13 to 28 s" if plan.time_scale == 1.0 and users <= USERS else ""
+            console.print(f"[bold]{title}[/bold]: fresh fleet, cold caches{time}")
+            async with stand(plan, policy) as file:
+                if number == 1:
+                    _tell_commands(plan, file)
+                trials.append(await _try(policy, plan, people))
+                summary = trials[-1].summary
+                console.print(f"    {summary.requests} calls in {summary.duration_s:.1f} s")
+                if is_last:
+                    _show(trials)
+                    _invite(plan)
+                if is_last and keep:
+                    console.print(f"\nleft running under {policy}, with {file}; Ctrl-C ends it", soft_wrap=True)
+                    await asyncio.Event().wait()
+    except NotReady as error:
+        console.print(f"[red]{error}[/red]")
+        return 1
+    return 1 if any(trial.summary.errors for trial in trials) else 0
 
 
-def _cells(outcomes: list[Outcome], run: Run) -> list[str]:
-    summary = Summary.of(Run(outcomes, run.started_at, run.ended_at))
+def _tell_commands(plan: Plan, file: Path) -> None:
+    """Say how engines and gateway were started."""
+    console.print(f"    kvlane-sim {shlex.join(plan.fleet_words())}", soft_wrap=True)
+    console.print(f"    kvlane serve {file}  # policy, engines, the model's tokenizer", soft_wrap=True)
+
+
+def calls_of(people: list[Session]) -> int:
+    """Count the calls of all sessions."""
+    return sum(len(session.conversation.turns) for session in people)
+
+
+async def _try(policy: str, plan: Plan, people: list[Session]) -> Trial:
+    """Hold the conversations, and look at how busy the machine is."""
+    delays_s: list[float] = []
+    watch = asyncio.create_task(note_delays(delays_s))
+    try:
+        run = await _watched(plan, people)
+    finally:
+        watch.cancel()
+    return Trial(policy, Summary.of(run), percentile(sorted(delays_s), 0.95) if delays_s else 0.0)
+
+
+async def _watched(plan: Plan, people: list[Session]) -> Run:
+    """Hold the conversations, with a progress bar."""
+    columns = (TextColumn("    replaying"), BarColumn(), MofNCompleteColumn(), TextColumn("calls"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("", total=calls_of(people))
+        target = Target(url=plan.gateway_url)
+        return await replay(target, people, time_scale=plan.time_scale, on_answer=lambda: progress.advance(bar))
+
+
+def _show(trials: list[Trial]) -> None:
+    """Print the policies side by side, and what the best one gains."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
+    table.add_column("", no_wrap=True)
+    for trial in trials:
+        table.add_column(trial.policy, justify="right", no_wrap=True)
+    for name, cells in rows(trials):
+        table.add_row(name, *cells)
+    console.print()
+    console.print(table)
+    console.print(f"\n[bold]{verdict(trials)}[/bold]")
+    delay_s = max(trial.delay_s for trial in trials)
+    if delay_s > BUSY_S:
+        console.print(
+            f"This machine was busy: its processes woke up to {_ms(delay_s)} ms late, a few times in each TTFT."
+        )
+
+
+def rows(trials: list[Trial]) -> list[tuple[str, list[str]]]:
+    """Give the lines of the table: a name, and a cell for each policy."""
+    all = [trial.summary for trial in trials]
     return [
-        str(summary.requests),
-        str(summary.requests - summary.succeeded),
-        f"{summary.prompt_tokens:,}",
-        "not told" if summary.cached_share is None else f"{summary.cached_share:.0%}",
-        f"{summary.output_tokens:,}",
-        _ms(summary.ttft.p50),
-        _ms(summary.ttft.p95),
-        _ms(summary.tpot.p50),
+        ("prompt tokens from cache", ["not told" if s.cached_share is None else f"{s.cached_share:.1%}" for s in all]),
+        ("prompt tokens computed", [f"{trial.prefilled_tokens:,}" for trial in trials]),
+        ("TTFT mean, ms", [_ms(s.ttft.mean) for s in all]),
+        ("TTFT p50, ms", [_ms(s.ttft.p50) for s in all]),
+        ("TTFT p95, ms", [_ms(s.ttft.p95) for s in all]),
+        ("TTFT p99, ms", [_ms(s.ttft.p99) for s in all]),
+        ("TPOT p50, ms", [_ms(s.tpot.p50, 1) for s in all]),
+        ("TPOT p95, ms", [_ms(s.tpot.p95, 1) for s in all]),
+        ("calls at each engine", ["/".join(str(count) for _, count in sorted(s.endpoints.items())) for s in all]),
+        ("calls failed", [str(s.requests - s.succeeded) for s in all]),
+        ("all done after, s", [f"{s.duration_s:.1f}" for s in all]),
     ]
 
 
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1000:.1f}"
+def verdict(trials: list[Trial]) -> str:
+    """Say which policy won, and what that gains over handing out in turn."""
+    plain = next(trial for trial in trials if trial.policy == PLAIN_POLICY)
+    best = min(trials, key=lambda trial: trial.summary.ttft.mean or float("inf"))
+    ours, theirs = best.summary.ttft.mean, plain.summary.ttft.mean
+    if best is plain or not ours or not theirs:
+        return f"{PLAIN_POLICY} was as good as any here: routing gained nothing this time."
+    spared = 1.0 - best.prefilled_tokens / max(1, plain.prefilled_tokens)
+    return (
+        f"{best.policy} wins: first tokens come after {_ms(ours)} ms in the mean, under {PLAIN_POLICY} after "
+        f"{_ms(theirs)} ms, {theirs / ours:.1f} times as long; {spared:.0%} fewer prompt tokens are computed."
+    )
 
 
-def _invite(gateway: str, admin: str) -> None:
+def _ms(seconds: float | None, digits: int = 0) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:,.{digits}f}"
+
+
+def _invite(plan: Plan) -> None:
     """Say what to try by hand."""
+    gateway, admin = plan.gateway_url, plan.admin_url
     hello = '{"model":"sim","stream":true,"max_tokens":20,"messages":[{"role":"user","content":"Hello"}]}'
     console.print(
         f"\nTry it by hand (with [bold]make demo ARGS=--keep[/bold] it stays up):\n"

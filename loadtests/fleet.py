@@ -11,6 +11,7 @@ import uvloop
 from loadtests.cluster import Cluster
 from loadtests.profiles import PROFILES
 from loadtests.settings import Settings
+from loadtests.vocabulary import SMALL, small_tokenizer
 
 
 def fleet(
@@ -26,6 +27,9 @@ def fleet(
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Sequences in the batch.")] = 256,
     max_queued: Annotated[int | None, typer.Option(min=0, help="Waiting requests, then 503.")] = None,
     mean_output_tokens: Annotated[int, typer.Option(min=1, help="Of answers that end by themselves.")] = 200,
+    tokenizer: Annotated[
+        str | None, typer.Option(help=f"Folder with a tokenizer.json of a ChatML model; {SMALL!r} is the one within.")
+    ] = None,
     startup_delay: Annotated[float, typer.Option(min=0.0, help="Seconds until the engines are ready.")] = 0.0,
 ) -> None:
     """Run simulated vLLM engines on 127.0.0.1 until interrupted; faults over POST /sim/faults."""
@@ -41,9 +45,14 @@ def fleet(
         max_queued=max_queued,
         mean_output_tokens=mean_output_tokens,
         startup_delay_s=startup_delay,
+        tokenizer=small_tokenizer() if tokenizer == SMALL else tokenizer,
     )
     try:
-        uvloop.run(_run(Cluster(count, settings, port)))
+        cluster = Cluster(count, settings, port)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc), param_hint="--tokenizer") from exc
+    try:
+        uvloop.run(_run(cluster))
     except OSError as exc:
         print(
             f"kvlane-sim: cannot listen on ports {port} to {port + count - 1}: {exc.strerror or exc}", file=sys.stderr

@@ -6,7 +6,8 @@ from loadtests import ask as asks
 from loadtests import refusals
 from loadtests.ask import Ask, Body
 from loadtests.refusals import Refused
-from loadtests.tokens import Json, talk
+from loadtests.tokens import Json
+from loadtests.vocabulary import Vocabulary
 from loadtests.wire import DONE, Choice, Wire
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
@@ -18,7 +19,7 @@ class MessagesWire(Wire):
     prefix = "chatcmpl-"
 
     @staticmethod
-    def read(body: Body) -> Ask:
+    def read(body: Body, vocabulary: Vocabulary) -> Ask:
         """Read a request.
 
         Raises:
@@ -27,7 +28,7 @@ class MessagesWire(Wire):
         limit = asks.number(body, "max_tokens", 1)
         if limit is None:
             raise refusals.missing("max_tokens")
-        return asks.read(body, [prompt(body)], limit)
+        return asks.read(body, [prompt(body, vocabulary)], limit, vocabulary)
 
     def _usage(self, made: int) -> Json:
         usage = {"input_tokens": self.prompt_tokens, "output_tokens": made}
@@ -75,7 +76,7 @@ class MessagesWire(Wire):
         return orjson.dumps(self._message(content, STOP_REASONS.get(choice.reason, choice.reason), self.made))
 
 
-def prompt(body: Body) -> list[bytes]:
+def prompt(body: Body, vocabulary: Vocabulary) -> list[bytes]:
     """Read the tokens of a conversation.
 
     Raises:
@@ -85,9 +86,11 @@ def prompt(body: Body) -> list[bytes]:
     if not isinstance(messages, list):
         raise refusals.bad_type("messages", "list_type", "Input should be a valid list", messages)
     if system := body.get("system"):
+        if isinstance(system, list) and all(isinstance(block, dict) and "text" in block for block in system):
+            system = "".join(str(block["text"]) for block in system)
         messages = [{"role": "system", "content": system}, *messages]
     try:
-        return talk(messages, body.get("tools"))
+        return vocabulary.talk(messages, body.get("tools"), body)
     except ValueError as exc:
         raise refusals.bad_type(str(exc), "dict_type", "Input should be a valid dictionary", "") from exc
 

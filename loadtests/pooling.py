@@ -10,7 +10,8 @@ import orjson
 from loadtests import ask as asks
 from loadtests import refusals
 from loadtests.ask import Ask, Body
-from loadtests.tokens import Json, cut
+from loadtests.tokens import Json
+from loadtests.vocabulary import Vocabulary
 from loadtests.wire import Choice, Wire
 
 DIMENSIONS = 64
@@ -27,7 +28,7 @@ class PoolingWire(Wire):
     """Where the prompts are."""
 
     @classmethod
-    def read(cls, body: Body) -> Ask:
+    def read(cls, body: Body, vocabulary: Vocabulary) -> Ask:
         """Read a request.
 
         Raises:
@@ -35,7 +36,7 @@ class PoolingWire(Wire):
         """
         if cls.field not in body:
             raise refusals.missing(cls.field)
-        ask = asks.read(body, asks.completion_prompts(body[cls.field]), 0)
+        ask = asks.read(body, asks.completion_prompts(body[cls.field], vocabulary), 0, vocabulary)
         ask.is_stream = False
         return ask
 
@@ -54,7 +55,7 @@ class EmbeddingWire(PoolingWire):
     prefix = "embd-"
 
     @classmethod
-    def read(cls, body: Body) -> Ask:
+    def read(cls, body: Body, vocabulary: Vocabulary) -> Ask:
         """Read a request.
 
         Raises:
@@ -63,7 +64,7 @@ class EmbeddingWire(PoolingWire):
         encoding = body.get("encoding_format", "float")
         if encoding not in ("float", "base64"):
             raise refusals.bad_type("encoding_format", "literal_error", "Input should be 'float' or 'base64'", encoding)
-        ask = super().read(body)
+        ask = super().read(body, vocabulary)
         ask.is_base64 = encoding == "base64"
         return ask
 
@@ -116,13 +117,13 @@ class ScoreWire(PoolingWire):
     prefix = "score-"
 
     @classmethod
-    def read(cls, body: Body) -> Ask:
+    def read(cls, body: Body, vocabulary: Vocabulary) -> Ask:
         """Read a request.
 
         Raises:
             Refused: It is wrong.
         """
-        return _pairs(body, "text_1", "text_2")
+        return _pairs(body, "text_1", "text_2", vocabulary)
 
     def whole(self) -> bytes:
         """Render a score for each pair."""
@@ -136,13 +137,13 @@ class RerankWire(PoolingWire):
     prefix = "rerank-"
 
     @classmethod
-    def read(cls, body: Body) -> Ask:
+    def read(cls, body: Body, vocabulary: Vocabulary) -> Ask:
         """Read a request.
 
         Raises:
             Refused: It is wrong.
         """
-        return _pairs(body, "query", "documents")
+        return _pairs(body, "query", "documents", vocabulary)
 
     def whole(self) -> bytes:
         """Render the documents, best first."""
@@ -156,11 +157,11 @@ class RerankWire(PoolingWire):
         return orjson.dumps({"id": self.id, "model": self.ask.model, "usage": usage, "results": results})
 
     def _document(self, choice: Choice) -> str:
-        text = b"".join(self.ask.prompts[choice.prompt]).decode("utf-8", "replace")
+        text = self.ask.vocabulary.text(self.ask.prompts[choice.prompt])
         return text.partition("\n")[2]
 
 
-def _pairs(body: Body, one: str, others: str) -> Ask:
+def _pairs(body: Body, one: str, others: str, vocabulary: Vocabulary) -> Ask:
     """Read one text and a list of others as a prompt for each pair, a line each."""
     for name in (one, others):
         if name not in body:
@@ -171,6 +172,6 @@ def _pairs(body: Body, one: str, others: str) -> Ask:
     texts = rest if isinstance(rest, list) else [rest]
     if not all(isinstance(text, str) for text in texts):
         raise refusals.bad_type(others, "string_type", "Input should be a valid string", rest)
-    ask = asks.read(body, [cut(f"{first}\n{text}".encode()) for text in texts], 0)
+    ask = asks.read(body, [vocabulary.cut(f"{first}\n{text}") for text in texts], 0, vocabulary)
     ask.is_stream = False
     return ask

@@ -9,7 +9,8 @@ from loadtests import ask as asks
 from loadtests import refusals
 from loadtests.ask import Ask, Body
 from loadtests.refusals import Refused
-from loadtests.tokens import Json, content_text, talk
+from loadtests.tokens import Json, content_text
+from loadtests.vocabulary import Vocabulary
 from loadtests.wire import Choice, Wire
 
 PART_TYPES = {"assistant": "output_text"}
@@ -25,7 +26,7 @@ class ResponsesWire(Wire):
     _next_event = 0
 
     @staticmethod
-    def read_with(body: Body, stored: Mapping[str, Body]) -> tuple[Ask, list[Json]]:
+    def read_with(body: Body, stored: Mapping[str, Body], vocabulary: Vocabulary) -> tuple[Ask, list[Json]]:
         """Read a request and the conversation it goes on with.
 
         Raises:
@@ -47,10 +48,10 @@ class ResponsesWire(Wire):
         else:
             raise refusals.bad_type("input", "string_type", "Input should be a valid string", given)
         try:
-            prompt = talk(messages, body.get("tools"))
+            prompt = vocabulary.talk(messages, body.get("tools"), body)
         except ValueError as exc:
             raise refusals.bad_type("input", "dict_type", "Input should be a valid dictionary", "") from exc
-        return asks.read(body, [prompt], asks.number(body, "max_output_tokens", 1)), messages
+        return asks.read(body, [prompt], asks.number(body, "max_output_tokens", 1), vocabulary), messages
 
     def _response(self, status: str) -> Body:
         choice = self.choices[0]

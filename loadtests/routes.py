@@ -13,7 +13,7 @@ from loadtests.http1 import Exchange
 from loadtests.messages import MessagesWire
 from loadtests.pooling import ClassifyWire, EmbeddingWire, PooledWire, RerankWire, ScoreWire
 from loadtests.responses import ResponsesWire
-from loadtests.tokens import from_ids, to_ids
+from loadtests.vocabulary import Vocabulary
 from loadtests.wire import ChatWire, Choice, CompletionWire, Wire
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ Route: TypeAlias = "Callable[[SimulatedEngine, Exchange, Hits], None]"
 class Dialect(Protocol):
     """A wire that reads its requests from a JSON body alone."""
 
-    def read(self, body: Body, /) -> Ask:
+    def read(self, body: Body, vocabulary: Vocabulary, /) -> Ask:
         """Read a request."""
 
     def __call__(self, ask: Ask, choices: Sequence[Choice], id: str, tells_cached: bool, usages: int) -> Wire:
@@ -50,7 +50,7 @@ def body_of(exchange: Exchange) -> Body:
 
 def _generation(dialect: Dialect) -> Route:
     def generate(engine: "SimulatedEngine", exchange: Exchange, hits: Hits) -> None:
-        engine.launch(exchange, hits, dialect, dialect.read(body_of(exchange)))
+        engine.launch(exchange, hits, dialect, dialect.read(body_of(exchange), engine.vocabulary))
 
     return generate
 
@@ -78,7 +78,7 @@ def _models(engine: "SimulatedEngine", exchange: Exchange, hits: Hits) -> None:
 
 def _respond(engine: "SimulatedEngine", exchange: Exchange, hits: Hits) -> None:
     body = body_of(exchange)
-    wish, conversation = ResponsesWire.read_with(body, engine.stored)
+    wish, conversation = ResponsesWire.read_with(body, engine.stored, engine.vocabulary)
 
     def dialect(ask: Ask, choices: Sequence[Choice], id: str, tells_cached: bool, usages: int) -> Wire:
         wire = ResponsesWire(ask, choices, id, tells_cached, usages)
@@ -114,27 +114,27 @@ def _input_items(engine: "SimulatedEngine", exchange: Exchange, hits: Hits) -> N
 
 
 def _count_tokens(engine: "SimulatedEngine", exchange: Exchange, hits: Hits) -> None:
-    answers.json(exchange, {"input_tokens": len(messages.prompt(body_of(exchange)))})
+    answers.json(exchange, {"input_tokens": len(messages.prompt(body_of(exchange), engine.vocabulary))})
 
 
 def _tokenize(engine: "SimulatedEngine", exchange: Exchange, hits: Hits) -> None:
-    body = body_of(exchange)
+    body, words = body_of(exchange), engine.vocabulary
     is_chat = "messages" in body
-    tokens = messages.prompt(body) if is_chat else ask.completion_prompts(body.get("prompt"))[0]
-    strings = [token.decode("utf-8", "replace") for token in tokens] if body.get("return_token_strs") else None
+    tokens = messages.prompt(body, words) if is_chat else ask.completion_prompts(body.get("prompt"), words)[0]
+    strings = [words.text([token]) for token in tokens] if body.get("return_token_strs") else None
     facts: Body = {"count": len(tokens), "max_model_len": engine.model.max_context_tokens}
-    answers.json(exchange, {**facts, "tokens": to_ids(tokens), "token_strs": strings})
+    answers.json(exchange, {**facts, "tokens": words.to_ids(tokens), "token_strs": strings})
 
 
 def _detokenize(engine: "SimulatedEngine", exchange: Exchange, hits: Hits) -> None:
     tokens = body_of(exchange).get("tokens")
     if not isinstance(tokens, list) or not all(isinstance(id, int) for id in tokens):
         raise refusals.bad_type("tokens", "list_type", "Input should be a valid list", tokens)
-    answers.json(exchange, {"prompt": b"".join(from_ids(tokens)).decode("utf-8", "replace")})
+    answers.json(exchange, {"prompt": engine.vocabulary.text(engine.vocabulary.from_ids(tokens))})
 
 
 def _transcribe(engine: "SimulatedEngine", exchange: Exchange, hits: Hits) -> None:
-    engine.launch(exchange, hits, TranscriptionWire, TranscriptionWire.read(exchange))
+    engine.launch(exchange, hits, TranscriptionWire, TranscriptionWire.read(exchange, engine.vocabulary))
 
 
 ROUTES: dict[tuple[str, str], Route] = {

@@ -28,6 +28,7 @@ from loadtests.refusals import Refused
 from loadtests.reply import End, Reply
 from loadtests.routes import METHODS, ROUTES, Hits, template
 from loadtests.settings import Departure, Facts, Settings
+from loadtests.vocabulary import vocabulary
 from loadtests.wire import Choice, Wire
 
 WireMaker: TypeAlias = Callable[[Ask, Sequence[Choice], str, bool, int], Wire]
@@ -40,6 +41,7 @@ class SimulatedEngine:
 
     def __init__(self, settings: Settings | None = None, port: int = 0, host: str = "127.0.0.1") -> None:
         self.settings = settings or Settings()
+        self.vocabulary = vocabulary(self.settings.tokenizer)
         self.host = host
         self.port = port
         """0 until started, then the port it keeps through restarts."""

@@ -26,6 +26,8 @@ class Settings:
     cold_factor: float = 1.0
     mean_output_tokens: int = 200
     alphabet: str = "words"
+    tokenizer: str | None = None
+    """A folder with a tokenizer.json, whose model writes conversations as ChatML; None is the engine's own."""
     tells_cached: bool = True
     """vLLM: --enable-prompt-tokens-details."""
     echoes_request_id: bool = False

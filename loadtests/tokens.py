@@ -149,6 +149,10 @@ class Language:
         word = self._words[pick % len(self._words)]
         return " " + word if at else word
 
+    def token(self, at: int) -> bytes:
+        """Give one token, as prompts are cut into them."""
+        return self.word(at).encode()
+
     def text(self, count: int) -> str:
-        """Give the first `count` tokens."""
+        """Give the text of the first `count` tokens."""
         return "".join([self.word(at) for at in range(count)])

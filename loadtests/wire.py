@@ -14,7 +14,8 @@ import orjson
 from loadtests import ask as asks
 from loadtests import refusals
 from loadtests.ask import Ask, Body
-from loadtests.tokens import Json, Language, talk
+from loadtests.tokens import Json, Language
+from loadtests.vocabulary import Vocabulary
 
 DONE = b"data: [DONE]\n\n"
 FINGERPRINT = "vllm-0.32.0-5113a4ed"
@@ -152,7 +153,7 @@ class ChatWire(Wire):
     prefix = "chatcmpl-"
 
     @staticmethod
-    def read(body: Body) -> Ask:
+    def read(body: Body, vocabulary: Vocabulary) -> Ask:
         """Read a request.
 
         Raises:
@@ -164,11 +165,11 @@ class ChatWire(Wire):
         if not isinstance(messages, list):
             raise refusals.bad_type("messages", "list_type", "Input should be a valid list", messages)
         try:
-            prompt = talk(messages, body.get("tools"))
+            prompt = vocabulary.talk(messages, body.get("tools"), body)
         except ValueError as exc:
             raise refusals.bad_type(str(exc), "dict_type", "Input should be a valid dictionary", "") from exc
         limit = asks.number(body, "max_completion_tokens", 1) or asks.number(body, "max_tokens", 1)
-        return asks.read(body, [prompt], limit)
+        return asks.read(body, [prompt], limit, vocabulary)
 
     def opening(self) -> bytes:
         """Render the chunks that only name the role."""
@@ -265,7 +266,7 @@ class CompletionWire(Wire):
     """/v1/completions."""
 
     @staticmethod
-    def read(body: Body) -> Ask:
+    def read(body: Body, vocabulary: Vocabulary) -> Ask:
         """Read a request.
 
         Raises:
@@ -274,7 +275,8 @@ class CompletionWire(Wire):
         if "prompt" not in body:
             raise refusals.missing("prompt")
         limit = asks.number(body, "max_tokens", 0)
-        ask = asks.read(body, asks.completion_prompts(body["prompt"]), 16 if limit is None else limit)
+        prompts = asks.completion_prompts(body["prompt"], vocabulary)
+        ask = asks.read(body, prompts, 16 if limit is None else limit, vocabulary)
         ask.echo = asks.flag(body, "echo")
         return ask
 
@@ -286,7 +288,7 @@ class CompletionWire(Wire):
             choice.head = head + b'{"index":%d,"text":' % choice.index
             choice.tail = b',"logprobs":null,"finish_reason":'
             if self.ask.echo:
-                text = b"".join(self.ask.prompts[choice.prompt]).decode("utf-8", "replace")
+                text = self.ask.vocabulary.text(self.ask.prompts[choice.prompt])
                 chunks += choice.head + orjson.dumps(text) + choice.tail + b'null,"stop_reason":null}]}\n\n'
         return chunks
 
@@ -320,7 +322,7 @@ class CompletionWire(Wire):
         )
 
     def _choice(self, choice: Choice) -> Json:
-        echo = b"".join(self.ask.prompts[choice.prompt]).decode("utf-8", "replace") if self.ask.echo else ""
+        echo = self.ask.vocabulary.text(self.ask.prompts[choice.prompt]) if self.ask.echo else ""
         return {
             "index": choice.index,
             "text": echo + choice.text(),

@@ -22,7 +22,7 @@ from loadtests.tokens import WORDS
 from tests.fleet_fixtures import CHAT, prompt
 from tests.gateway_process import GatewayProcess
 
-TOKENIZER = str(Path(__file__).parent.parent / "config" / "tokenizer")
+TOKENIZER = str(Path(__file__).parent.parent / "loadtests" / "data" / "tokenizer")
 KB, MB = 1 << 10, 1 << 20
 SWIFT = ("--time-scale", "0", "--max-context-tokens", "4000000", "--kv-tokens", "64000000")
 CALM_S = 0.05

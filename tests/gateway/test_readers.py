@@ -9,7 +9,7 @@ from loadtests.faults import Fault, Kind
 from tests.fleet_fixtures import CHAT, config, house, prompt, until
 from tests.gateway_process import run
 
-TOKENIZER = Path(__file__).parent.parent.parent / "config" / "tokenizer"
+TOKENIZER = Path(__file__).parent.parent.parent / "loadtests" / "data" / "tokenizer"
 LONG = "The quick brown fox jumps over the lazy dog. " * 40
 
 

@@ -15,7 +15,7 @@ from gateway.tokens.plain import TextReader
 from gateway.tokens.segments import Segments
 from policies.prefix import root_of
 
-SMALL = Path(__file__).parents[3] / "config" / "tokenizer"
+SMALL = Path(__file__).parents[3] / "loadtests" / "data" / "tokenizer"
 CHAT = ENGINE_ROUTES["/v1/chat/completions"]
 COMPLETION = ENGINE_ROUTES["/v1/completions"]
 TOKENIZE = ENGINE_ROUTES["/tokenize"]
