@@ -36,9 +36,9 @@ class RetoldTalk(Talk):
         self._prompts = [
             vocabulary.talk(messages, None, {}) for messages in session.conversation.histories(session.user)
         ]
-        system, user = next(session.conversation.histories(session.user))
+        system, _ = next(session.conversation.histories(session.user))
         self._system_size = len(vocabulary.talk([system], None, {"add_generation_prompt": False}))
-        self._opening_size = len(vocabulary.talk([system, user], None, {"add_generation_prompt": False}))
+        self._opening_size = len(self._prompts[0])
         self.turns_left = len(self._prompts)
 
     def next(self, at: float) -> Job:
