@@ -51,7 +51,7 @@ class Intake:
         call, route, tenant = exchange.call, exchange.route, exchange.tenant.name
         document = call.document
         reading, key = NO_READING, None
-        if document is not None:
+        if document is not None and route.prefills:
             root = facts.root_with(document.get("cache_salt"))
             reading = await self._reader_of(facts.name).read(route, document, root, facts.unit_tokens)
             key = self._key(document, headers, root, reading)

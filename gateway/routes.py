@@ -32,6 +32,8 @@ class Route:
     """The member that holds the prompt: `param` of a context-length error."""
     generates: bool = False
     """Whether the answer is generated token by token, so that output counts."""
+    prefills: bool = True
+    """Whether the engine computes the prompt, so that it costs work and may be cached."""
 
     @property
     def steering_fields(self) -> frozenset[str]:
@@ -52,12 +54,12 @@ ENGINE_ROUTES = {
         Route("/v1/embeddings", prompt_field="input"),
         Route("/v1/responses", Shape.RESPONSES, prompt_field="input", generates=True),
         Route("/v1/messages", Shape.MESSAGES, prompt_field="messages", generates=True),
-        Route("/v1/messages/count_tokens", prompt_field="messages"),
+        Route("/v1/messages/count_tokens", prompt_field="messages", prefills=False),
         Route("/v1/audio/transcriptions", is_multipart=True),
         Route("/v1/audio/translations", is_multipart=True),
         Route("/v1/audio/speech", prompt_field="input"),
-        Route("/tokenize"),
-        Route("/detokenize"),
+        Route("/tokenize", prefills=False),
+        Route("/detokenize", prefills=False),
         Route("/v1/rerank"),
         Route("/v1/score"),
         Route("/classify"),

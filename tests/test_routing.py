@@ -316,3 +316,11 @@ async def test_answers_that_are_not_streamed_leave_the_prefill_queue_when_they_m
         books = whole.endpoints[0].outstanding
         await until(lambda: (books.decoding, books.prefill_tokens) == (4, 0), "all four are thought to decode")
         await leave(running)
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens"])
+async def test_what_an_engine_only_counts_it_does_not_hold(path: str) -> None:
+    async with house(1) as whole:
+        body = asking(text(50, 600), "hello", max_tokens=5)
+        assert (await whole.post(path, body)).status == 200
+        assert predicted(await whole.post(CHAT, body)) == 0
