@@ -194,12 +194,12 @@ class LeastWork:
                 uncached = [max(tokens, anew) for tokens in uncached]
         else:
             uncached = [prompt] * len(endpoints)
+        behind, kappa, tau_s, eta = 1 + MU, KAPPA, TAU_S, ETA  # locals are read faster
         costs = [
             (wait := step * (0.5 + (u / budget if u > budget else 1.0)))
-            + (1 + MU) * (own := p1 * u + p2 * u * (prompt - u / 2))
-            + KAPPA * decoding * own * own / (own + TAU_S)
+            + (own := u * (p1 + p2 * (prompt - u / 2))) * (behind + kappa * decoding * own / (own + tau_s))
             + output * strain
-            + (ETA * (wait + own - late_s) if wait + own > late_s else 0.0)
+            + (eta * late if (late := wait + own - late_s) > 0.0 else 0.0)
             for u, (p1, p2, _, step, strain, decoding, budget, _) in zip(uncached, outlooks, strict=True)
         ]
         rough = [place for place, (u, of) in enumerate(zip(uncached, outlooks, strict=True)) if u + output > of[7]]
