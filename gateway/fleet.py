@@ -133,7 +133,7 @@ class Fleet:
         if report.block_tokens is None:
             report.block_tokens = old.block_tokens
         member.endpoint.report = report
-        member.endpoint.reckon()
+        member.endpoint.outlook = None  # reckoned anew when asked for
         member.forecast.note_counters(report.prefix_hit_tokens, report.prefix_query_tokens, report.at)
         if report.block_tokens != old.block_tokens:
             self.changed()
