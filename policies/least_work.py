@@ -13,6 +13,13 @@ All in seconds. u prompt tokens are not cached on the endpoint, m are; D sequenc
 Near the least cost (0.1*p1*prompt + 2 ms) the longest match wins, then the first home on the ring, so that gateways
 that do not talk to each other agree.
 
+So a hot prompt is computed once more when the endpoints that hold it each have more decodes than the idlest by
+
+    bound = (1 + MU)*own / (output*(d1 + d2*context of one))
+
+(4k tokens, answers of 400, bench-8b: 12), and has at most ceil(load / bound) homes. Once it is held there nothing draws
+it to any other, so the homes are the same when the load comes again.
+
 Where a cache has ROOM left, more is at stake than this request: what is cached now may all stay, if prompts are spread
 evenly over the caches and none is kept twice. Then two more rules hold; when all caches are full they change nothing.
 
@@ -30,7 +37,7 @@ from collections.abc import Sequence
 from policies.affinity import ring_key_of
 from policies.books import MIN_CACHED_LEFT
 from policies.endpoint import UNKNOWN_CAPACITY, Endpoint, Outlook
-from policies.index import PrefixIndex
+from policies.index import DEFAULT_CAPACITY_TOKENS, PrefixIndex
 from policies.policy import Choice, Reason
 from policies.request import InferenceRequest
 from policies.ring import Ring
@@ -46,6 +53,7 @@ NEAR_S = 0.002
 NEAR_SHARE = 0.1
 ROOM = 0.95  # a cache that holds more of its capacity is full
 COLD = 0.5  # of the prompt
+NOTABLE = 0.01  # of a cache: smaller prompts take no room worth spreading
 SLACK = 9.0  # 1 + MU: what computing it once more would cost; with 3 one seed in six of b2b fails at 40/s
 CROWDED = 0.6
 KEPT_S = 300.0  # with 60 three seeds in six fail: a lull does not mean that the crowd is gone for good
@@ -78,7 +86,9 @@ class LeastWork:
         if self.home_holds:
             matched = self._with_home(request, endpoints, matched)
         most = next(reversed(matched.values())) if matched else 0
-        if self._has_room and most * request.unit_tokens < COLD * request.prompt_tokens:
+        prompt = request.prompt_tokens
+        is_cold = most * request.unit_tokens < COLD * prompt
+        if self._has_room and is_cold and prompt > NOTABLE * _capacity_tokens(endpoints[0]):
             units, chosen = self._plant(request, endpoints, outlooks, matched, now)
         else:
             units, chosen = self._nearest(self._rows(request, endpoints, outlooks, matched, now), request)
@@ -259,6 +269,10 @@ def _cost(row: Row) -> float:
 
 def _units(item: tuple[Endpoint, int]) -> int:
     return item[1]
+
+
+def _capacity_tokens(endpoint: Endpoint) -> int:
+    return endpoint.report.kv_capacity_tokens or DEFAULT_CAPACITY_TOKENS
 
 
 def _least_uncached(request: InferenceRequest) -> int:

@@ -122,3 +122,56 @@ def test_imbalance_is_the_busiest_over_the_mean() -> None:
     result = tally.result(policy="p", seed=0, gateways=1, share="own", rate=1.0, counted_s=1.0, output_tokens_per_s=0.0)
     assert result.imbalance == 1.25
     assert (result.hit_rate, result.ttft_s.p99) == (0.0, None)
+
+
+def test_gateways_that_hear_of_kv_events_find_what_the_others_sent() -> None:
+    scenario, stage = small("rag", 4.0, 20.0)
+    own, events, pretended = (
+        Simulation(scenario, "least_work", gateways=4, share=share).run(stage)
+        for share in ("own", "events", "pretended")
+    )
+    assert own is not None
+    assert events is not None
+    assert pretended is not None
+    assert own.hit_rate < events.hit_rate
+    assert own.hit_rate < pretended.hit_rate
+
+
+def test_events_serve_policies_that_choose_by_other_things_too() -> None:
+    scenario, stage = small("tenants")
+    simulation = Simulation(scenario, "bounded_load", gateways=2, share="events")
+    simulation.run(stage)
+    assert simulation.arrived == simulation.finished
+
+
+def test_long_prompts_go_to_the_engines_set_apart_for_them_and_nothing_else_does() -> None:
+    scenario, stage = small("dirty", 5.0, 60.0)
+    simulation = Simulation(scenario, "least_work", long_endpoints=1)
+    result = simulation.run(stage)
+    assert result is not None
+    assert result.long_slo_attainment is not None
+    assert result.normal_ttft_s.p99 is not None
+    assert result.normal_ttft_s.p99 < 1.0
+    normal, long = (node.engine.prefix_query_tokens for node in simulation._nodes)
+    assert long >= 48_000
+    assert normal > 48_000
+
+
+def test_later_news_of_the_others_is_worth_less() -> None:
+    scenario, stage = small("rag", 5.0, 30.0)
+    hits = []
+    for told_after_s in (0.0, 30.0):
+        result = Simulation(scenario, "least_work", gateways=4, share="shared", told_after_s=told_after_s).run(stage)
+        assert result is not None
+        hits.append(result.hit_rate)
+    assert hits[0] > hits[1]
+
+
+def test_a_wrong_work_model_stays_wrong_and_a_right_one_learns() -> None:
+    scenario, stage = small("mixed", 15.0, 30.0)
+    for factor, learns in ((1.0, True), (2.0, False)):
+        simulation = Simulation(scenario, "least_work", work_factor=factor)
+        simulation.run(stage)
+        default, slower = (endpoint.work for endpoint in simulation.replicas[0].endpoints)
+        assert default.p1 == pytest.approx(factor * 0.033e-3, rel=0.5)
+        assert (slower.d0 > 1.2 * default.d0) is learns

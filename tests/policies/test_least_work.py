@@ -1,6 +1,7 @@
 """LeastWork: the formula, and what it does in the cases that routing is judged by."""
 
 from collections import Counter
+from math import ceil
 from random import Random
 
 import pytest
@@ -183,6 +184,29 @@ def test_r9_a_hot_key_spills_when_waiting_costs_more_than_recomputing() -> None:
         assert chosen.index(name) >= 5 * place
 
 
+def test_r9_a_hot_key_has_no_more_homes_than_its_load_over_the_bound_and_keeps_them() -> None:
+    """N = 64 endpoints, R = 3 waves of 100 at once with one prefix of 4k tokens; the bound is that of the docstring."""
+    scene = Scene(64)
+    asked = request("r", (1, 64), output=400)
+    work = scene.fleet[0].work
+    own_s = work.prefill_s(asked.prompt_tokens, 0) - work.prefill_s(20, asked.prompt_tokens - 20)
+    bound = 9 * own_s / (400 * (work.d1 + work.d2 * (asked.prompt_tokens + 200)))
+    assert 10 < bound < 15
+    homes: list[set[str]] = []
+    for wave in range(3):
+        charges = []
+        for at in range(100):
+            now = 100.0 * wave + 0.01 * at
+            charges.append(scene.send(asked, now))
+            books.first_token(charges[-1], now)
+        homes.append({charge.endpoint.name for charge in charges})
+        for charge in charges:
+            books.finish(charge, 100.0 * wave + 50)
+    assert 4 <= len(homes[0]) <= ceil(100 / bound)
+    assert homes[1] <= homes[0]
+    assert homes[2] <= homes[0]
+
+
 def test_r10_few_requests_are_no_imbalance() -> None:
     scene = Scene(4)
     homes = [scene.send(request(f"r{at}", (at, 30))).endpoint for at in range(1, 5)]
@@ -270,11 +294,22 @@ def test_while_caches_have_room_cold_prompts_are_planted_evenly() -> None:
 
 def test_a_cold_prompt_goes_elsewhere_when_the_least_planted_is_far_too_busy() -> None:
     scene = Scene(2)
-    books.finish(scene.put(scene.fleet[1], request("a", (1, 30))), 0.1)
-    assert scene.choose(request("b", (2, 30)), 1.0).endpoint is scene.fleet[0]
-    for at in range(60):
-        scene.put(scene.fleet[0], request(f"x{at}", (3, 30), (100 + at, 20), output=800), 1.0)
-    assert scene.choose(request("b", (2, 30)), 1.0).endpoint is scene.fleet[1]
+    books.finish(scene.put(scene.fleet[1], request("a", (1, 80))), 0.1)
+    assert scene.choose(request("b", (2, 80)), 1.0).endpoint is scene.fleet[0]
+    for at in range(90):
+        scene.put(scene.fleet[0], request(f"x{at}", (3, 80), (100 + at, 20), output=800), 1.0)
+    assert scene.choose(request("b", (2, 80)), 1.0).endpoint is scene.fleet[1]
+
+
+def test_a_prompt_that_takes_no_room_to_speak_of_is_not_planted() -> None:
+    """62 units are less than a hundredth of the cache, 63 with a tail are more."""
+    scene = Scene(2)
+    fill_a_little = request("a", (1, 80))
+    books.finish(scene.put(scene.fleet[1], fill_a_little), 0.1)
+    busy = scene.put(scene.fleet[0], request("x", (9, 5)), 1.0)
+    assert scene.choose(request("b", (2, 62)), 1.0).endpoint is scene.fleet[1]
+    assert scene.choose(request("b", (2, 63)), 1.0).endpoint is scene.fleet[0]
+    books.finish(busy, 1.1)
 
 
 def test_cold_prompts_go_by_cost_alone_when_all_caches_are_full() -> None:
@@ -313,3 +348,25 @@ def test_a_crowded_pool_without_a_holder_takes_any() -> None:
     crowd(scene, 0.0)
     scene.index.learn(scene.fleet[0], request("half", (3, 15)).prefix, 0.0)
     assert scene.choose(request("again", (3, 25)), 1.0).endpoint in scene.fleet
+
+
+def test_where_gateways_do_not_tell_each_other_the_home_is_taken_to_hold_a_prompt() -> None:
+    scene = Scene(4)
+    asked = request("a", (1, 60))
+    home = scene.choose(asked).endpoint
+    scene.policy.home_holds = 0.95
+    assert scene.choose(asked)[:3] == (home, Reason.PREFIX, 57 * UNIT_TOKENS)
+    other = next(each for each in scene.fleet if each is not home)
+    scene.index.learn(other, asked.prefix, 0.0)
+    assert scene.choose(asked, 1.0).endpoint is other
+    scene.index.learn(home, asked.prefix, 1.0)
+    assert scene.choose(asked, 2.0).endpoint is home
+
+
+def test_one_block_is_computed_anew_by_those_that_are_left_too() -> None:
+    scene = Scene(3)
+    for endpoint in (scene.fleet[1], scene.fleet[2]):
+        scene.index.learn(endpoint, request("a", (1, 20)).prefix, 0.0)
+    scene.fleet.pop()  # the first that the index names
+    choice = scene.choose(request("b", (1, 20), tail=0), 2.0)
+    assert (choice.endpoint.name, choice.cached_tokens) == ("e1", 20 * UNIT_TOKENS - 16)
