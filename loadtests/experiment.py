@@ -94,7 +94,7 @@ def simulate(
             work_factor,
             long_pool,
             rate,
-            max_rate,
+            is_max_rate=max_rate,
         )
         for name in policy
         for number in seed

@@ -7,9 +7,11 @@ What is the simulation's own is only where requests and engine reports come from
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from loadtests.doors import Admission, classes, gate
 from loadtests.engine import EngineModel
 from loadtests.events import TrueIndex
 from loadtests.kvcache import BLOCK_TOKENS
@@ -18,14 +20,17 @@ from loadtests.rules.oracle import Oracle
 from loadtests.scenario import RingKey
 from loadtests.workloads import Job
 from policies import books
+from policies.admission import AdmissionQueue
 from policies.endpoint import Charge, Endpoint, Pool
 from policies.index import PrefixIndex
 from policies.keys import ring_key
 from policies.learned import OutputHabits
 from policies.least_work import LeastWork
 from policies.placing import place
-from policies.pools import Standing, serving, standing_of
+from policies.policy import Choice
+from policies.pools import TooLong, serving, standing_of
 from policies.request import UNIT_TOKENS, BlockHash, InferenceRequest
+from policies.tickets import State, Ticket
 from policies.work import PROFILES, WorkModel
 
 MODEL = "sim"
@@ -41,7 +46,19 @@ class Placement:
     place: int
     """Of the engine in the fleet."""
     request: InferenceRequest
+    ticket: Ticket | None = None
+    sent_by: "Replica | None" = None
     charges: "dict[Replica, Charge]" = field(default_factory=dict)
+
+
+class Verdict(NamedTuple):
+    """What became of a request: where it goes, or that it is refused."""
+
+    id: int
+    placement: Placement | None
+    """None: refused."""
+    is_too_long: bool = False
+    """No engine takes a prompt of this length."""
 
 
 class Replica:
@@ -54,6 +71,7 @@ class Replica:
         share: As in `Simulation`.
         work_factor: By how much its work models take prefills for longer than they are, and never learn better.
         long_endpoints: How many of the engines, the last ones, serve what is longer than LONG_TOKENS, and only that.
+        admission, limit: By which rule requests are let in, and its figure; see `doors`.
     """
 
     def __init__(
@@ -67,6 +85,8 @@ class Replica:
         share: str = "own",
         work_factor: float = 1.0,
         long_endpoints: int = 0,
+        admission: Admission = Admission.NONE,
+        limit: float | None = None,
     ) -> None:
         self._engines = engines
         self._ring_key = ring_key
@@ -80,6 +100,7 @@ class Replica:
         for endpoint, engine in zip(self.endpoints, engines, strict=True):
             endpoint.report.kv_capacity_tokens = engine.kv.capacity * BLOCK_TOKENS
             endpoint.report.block_tokens = BLOCK_TOKENS
+            endpoint.max_context_tokens = engine.max_context_tokens
             endpoint.health.answered()
             if isinstance(self.index, TrueIndex):
                 self.index.watch(endpoint, engine)
@@ -93,38 +114,66 @@ class Replica:
             if share == "pretended" and isinstance(each, LeastWork):
                 each.home_holds = HOME_HOLDS
 
-    def place(self, id: int, job: Job, now: float) -> Placement:
-        """Choose an endpoint and charge it."""
+        self._may_pass = gate(admission, limit)
+        self.queues = {
+            pool: AdmissionQueue(pool, self._policies, self.index, classes(limit))
+            for pool in self._pools
+            if admission is Admission.FLOW
+        }
+        self._queue_of = {endpoint: queue for pool, queue in self.queues.items() for endpoint in pool.endpoints}
+
+    def arrive(self, id: int, job: Job, now: float) -> list[Verdict]:
+        """Let a request come; say who may go now, or is refused. One that is not named waits."""
         request = self._request(id, job)
         standing = standing_of(self._row, request, lambda pool: 0, request.prompt_tokens)
-        assert isinstance(standing, Standing)
+        if isinstance(standing, TooLong):
+            return [Verdict(id, None, is_too_long=True)]
         for policy in self._policies.values():
             if isinstance(policy, Oracle):
                 policy.job = job
         if isinstance(self.index, TrueIndex):
             self.index.look(job)
+        if standing.own in self.queues:
+            ticket, changed = self.queues[standing.own].offer(request, standing, now)
+            return self._verdicts([*changed, ticket], now)
         choice = place(standing, self._policies, request, (), now)
         assert choice is not None
-        placement = Placement(self._places[choice.endpoint], request)
-        cached = choice.cached_tokens
-        if cached is None:
-            cached = self.index.matched_on(choice.endpoint, request.prefix) * request.unit_tokens
-        self._charge(placement, cached, now)
-        return placement
+        if not self._may_pass(choice, standing.own.endpoints):
+            return [Verdict(id, None)]
+        return [Verdict(id, self._send(request, choice, now))]
 
-    def first_token(self, placement: Placement, now: float) -> None:
-        """Move what was charged to decoding."""
+    def first_token(self, placement: Placement, now: float) -> list[Verdict]:
+        """Move what was charged to decoding; say who may go now."""
         books.first_token(placement.charges[self], now)
+        return self._advance(placement, now)
 
-    def finish(self, placement: Placement, output_tokens: int | None, now: float) -> None:
-        """Give back what was charged; None where the engine refused, or another gateway tells."""
+    def finish(self, placement: Placement, output_tokens: int | None, now: float) -> list[Verdict]:
+        """Give back what was charged; say who may go now.
+
+        Args:
+            output_tokens: None where the engine refused, or another gateway tells.
+        """
         books.finish(placement.charges.pop(self), now, output_tokens)
         if output_tokens is not None:
             self._habits.learn(placement.request.tenant, MODEL, output_tokens)
+        ticket = placement.ticket
+        if ticket is None or placement.sent_by is not self:
+            return self._advance(placement, now)
+        return self._verdicts(self.queues[ticket.standing.own].leave(ticket, now), now)
 
-    def hear_dispatch(self, placement: Placement, cached_tokens: int, now: float) -> None:
-        """Charge what another gateway has sent."""
+    @property
+    def next_deadline(self) -> float | None:
+        """Say when `expire` has something to do; None while nobody waits."""
+        return min(filter(None, (queue.next_deadline for queue in self.queues.values())), default=None)
+
+    def expire(self, now: float) -> list[Verdict]:
+        """Refuse those that have waited too long."""
+        return self._verdicts([ticket for queue in self.queues.values() for ticket in queue.expire(now)], now)
+
+    def hear_dispatch(self, placement: Placement, cached_tokens: int, now: float) -> list[Verdict]:
+        """Charge what another gateway has sent; that lets nobody go."""
         self._charge(placement, cached_tokens, now)
+        return []
 
     def scrape(self, now: float) -> None:
         """Read what the engines say of themselves."""
@@ -132,6 +181,34 @@ class Replica:
             report = endpoint.report
             report.running, report.waiting, report.kv_usage = engine.running, engine.waiting, engine.kv_usage
             report.at = now
+
+    def _verdicts(self, tickets: Sequence[Ticket], now: float) -> list[Verdict]:
+        """Send those that are granted on."""
+        verdicts = []
+        for ticket in tickets:
+            id = int(ticket.request.id)
+            if ticket.state is State.GRANTED:
+                assert ticket.choice is not None
+                placement = self._send(ticket.request, ticket.choice, now)
+                placement.ticket = ticket
+                self.queues[ticket.standing.own].started(ticket, ticket.choice.endpoint)
+                verdicts.append(Verdict(id, placement))
+            elif ticket.state is State.REFUSED:
+                verdicts.append(Verdict(id, None))
+        return verdicts
+
+    def _send(self, request: InferenceRequest, choice: Choice, now: float) -> Placement:
+        placement = Placement(self._places[choice.endpoint], request, sent_by=self)
+        cached = choice.cached_tokens
+        if cached is None:
+            cached = self.index.matched_on(choice.endpoint, request.prefix) * request.unit_tokens
+        self._charge(placement, cached, now)
+        return placement
+
+    def _advance(self, placement: Placement, now: float) -> list[Verdict]:
+        endpoint = self.endpoints[placement.place]
+        queue = self._queue_of.get(endpoint)
+        return [] if queue is None else self._verdicts(queue.advance(endpoint, now), now)
 
     def _charge(self, placement: Placement, cached_tokens: int, now: float) -> None:
         endpoint = self.endpoints[placement.place]
@@ -152,6 +229,7 @@ class Replica:
             prefix=tuple(map(BlockHash, prefix)),
             ring_key=self._key(job),
             allowed_tokens=allowed,
+            service_class=job.service_class,
         )
 
     def _key(self, job: Job) -> BlockHash | None:

@@ -5,10 +5,15 @@ the fleet made while requests were counted, the imbalance the busiest engine's s
 even share, averaged over that time.
 """
 
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from loadtests.report import Spread
 from loadtests.scenario import Objective
+from loadtests.workloads import BATCH, Job
+
+OUTPUT_WORK = 2  # of an output token, where one of a prompt that is computed is 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +38,26 @@ class Result:
     refused: int
     imbalance: float
     normal_ttft_s: Spread
-    """Of prompts that are not long by the objective."""
+    """Of prompts that are not long by the objective, batch aside."""
     normal_tpot_s: Spread
     long_slo_attainment: float | None
     """Of long prompts, by their time to the first token alone; None where there were none."""
+    too_long: int
+    """Of those refused: no engine takes them."""
+    admitted_slo: float
+    """Share of the requests served that were served well."""
+    wait_s: Spread
+    """In the gateway's queue, of those that it let in; batch aside."""
+    wait_error_s: Spread
+    """Predicted against real wait, either way, of those that waited and were let in; batch too."""
+    jain: float
+    """Jain's index over tenants: requests served over their fair part of all that were served; batch aside."""
+    jain_share: float
+    """The same over the share of their own requests that were served: 1 where all tenants lose alike."""
+    batch_share: float
+    """Of the work served."""
+    batch_refused_share: float
+    batch_ttft_s: Spread
 
 
 @dataclass(slots=True)
@@ -58,14 +79,44 @@ class Tally:
     normal_tpot_s: list[float] = field(default_factory=list)
     long: list[bool] = field(default_factory=list)
     """Whether the first token of a long prompt came in time."""
+    too_long: int = 0
+    wait_s: list[float] = field(default_factory=list)
+    wait_error_s: list[float] = field(default_factory=list)
+    asked: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """Requests by tenant, batch aside."""
+    served: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    work: int = 0
+    batch_work: int = 0
+    batch: int = 0
+    batch_ttft_s: list[float] = field(default_factory=list)
 
-    def refuse(self) -> None:
-        """Count a request that no engine took."""
+    def arrive(self, job: Job) -> None:
+        """Count a request."""
+        self.requests += 1
+        if job.service_class == BATCH:
+            self.batch += 1
+        elif job.system_tokens:  # not the very long ones, which nobody may take
+            self.asked[job.tenant] += 1
+
+    def refuse(self, is_too_long: bool = False) -> None:
+        """Count a request that was not taken."""
         self.refused += 1
+        self.too_long += is_too_long
         self.bad += 1
 
-    def finish(self, prompt_tokens: int, output_tokens: int, cached_tokens: int, ttft_s: float, e2e_s: float) -> None:
+    def wait(self, job: Job, wait_s: float, predicted_s: float) -> None:
+        """Count a request that the gateway lets in."""
+        if job.service_class != BATCH:
+            self.wait_s.append(wait_s)
+        if wait_s:
+            self.wait_error_s.append(abs(predicted_s - wait_s))
+
+    def finish(self, job: Job, cached_tokens: int, ttft_s: float, e2e_s: float) -> None:
         """Count a request that was served."""
+        prompt_tokens, output_tokens = job.prompt_tokens, job.output_tokens
+        is_batch = job.service_class == BATCH
+        work = prompt_tokens - cached_tokens + OUTPUT_WORK * output_tokens
+        self.work += work
         self.prompt_tokens += prompt_tokens
         self.cached_tokens += cached_tokens
         self.ttft_s.append(ttft_s)
@@ -73,12 +124,17 @@ class Tally:
         tpot_s = (e2e_s - ttft_s) / (output_tokens - 1) if output_tokens > 1 else 0.0
         if output_tokens > 1:
             self.tpot_s.append(tpot_s)
-        if prompt_tokens < self.objective.long_from_tokens:
+        if is_batch:
+            self.batch_work += work
+            self.batch_ttft_s.append(ttft_s)
+        elif prompt_tokens < self.objective.long_from_tokens:
+            self.served[job.tenant] += 1
             self.normal_ttft_s.append(ttft_s)
             self.normal_tpot_s.append(tpot_s)
         else:
             self.long.append(ttft_s <= self.objective.long_ttft_s)
-        if ttft_s <= self.objective.ttft_for(prompt_tokens) and tpot_s <= self.objective.tpot_s:
+        most_s = self.objective.batch_ttft_s if is_batch else self.objective.ttft_for(prompt_tokens)
+        if ttft_s <= most_s and tpot_s <= self.objective.tpot_s:
             self.good += 1
         else:
             self.bad += 1
@@ -118,5 +174,31 @@ class Tally:
             normal_ttft_s=Spread.of(self.normal_ttft_s),
             normal_tpot_s=Spread.of(self.normal_tpot_s),
             long_slo_attainment=sum(self.long) / len(self.long) if self.long else None,
+            too_long=self.too_long,
+            admitted_slo=self.good / max(1, len(self.ttft_s)),
+            wait_s=Spread.of(self.wait_s),
+            wait_error_s=Spread.of(self.wait_error_s),
+            jain=jain([self.served[name] / part for name, part in fair_parts(self.asked, sum(self.served.values()))]),
+            jain_share=jain([self.served[name] / asked for name, asked in self.asked.items()]),
+            batch_share=self.batch_work / max(1, self.work),
+            batch_refused_share=1 - len(self.batch_ttft_s) / self.batch if self.batch else 0.0,
+            batch_ttft_s=Spread.of(self.batch_ttft_s),
             imbalance=sum(self.imbalances) / len(self.imbalances) if self.imbalances else 1.0,
         )
+
+
+def fair_parts(asked: Mapping[str, int], served: float) -> list[tuple[str, float]]:
+    """Share out what was served: to each what it asked for, or an equal part of what the others leave (max-min)."""
+    parts = []
+    left = served
+    for rank, (name, wanted) in enumerate(sorted(asked.items(), key=lambda item: item[1])):
+        part = min(wanted, left / (len(asked) - rank))
+        left -= part
+        parts.append((name, part))
+    return parts
+
+
+def jain(values: Sequence[float]) -> float:
+    """Give Jain's index of fairness: 1 where all have alike, 1/n where one has all."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else 1.0

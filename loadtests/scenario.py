@@ -74,12 +74,9 @@ class Talks(Part):
     """The mean of what comes on top of it, exponential."""
 
 
-class Dirty(Part):
-    """Singles and conversations in bursts, and now and then a very long prompt that shares nothing."""
+class Swelling(Part):
+    """Traffic that comes in bursts, and now and then a very long prompt that shares nothing."""
 
-    kind: Literal["dirty"]
-    singles: Singles
-    talks: Talks
     long_share: float
     """Of all requests."""
     long_least: int
@@ -90,6 +87,23 @@ class Dirty(Part):
     burst_share: float
     """Of the time."""
     burst_mean_s: float
+
+
+class Dirty(Swelling):
+    """Singles and conversations in bursts, and very long prompts."""
+
+    kind: Literal["dirty"]
+    singles: Singles
+    talks: Talks
+
+
+class Overload(Swelling):
+    """Singles in bursts, each system prompt a tenant of its own, some of them batch; and very long prompts."""
+
+    kind: Literal["overload"]
+    singles: Singles
+    batch_share: float
+    """Of the singles."""
 
 
 class Groups(Part):
@@ -119,7 +133,7 @@ class Azure(Part):
     """What at least of a prompt is not shared."""
 
 
-Workload = Annotated[Singles | Talks | Dirty | Groups | Mooncake | Azure, Field(discriminator="kind")]
+Workload = Annotated[Singles | Talks | Dirty | Overload | Groups | Mooncake | Azure, Field(discriminator="kind")]
 
 
 class Fleet(Part):
@@ -148,6 +162,8 @@ class Objective(Part):
     long_from_tokens: int = 32_768
     """Prompts of so many tokens may take `long_ttft_s`."""
     tpot_s: float = 0.05
+    batch_ttft_s: float = 60.0
+    """The most that a first token of batch may take."""
 
     def ttft_for(self, prompt_tokens: int) -> float:
         """Give the most a first token may take."""

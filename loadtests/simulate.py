@@ -18,8 +18,9 @@ from itertools import count
 from math import inf
 from random import Random
 
+from loadtests.doors import Admission
 from loadtests.engine import EngineModel
-from loadtests.replica import Placement, Replica
+from loadtests.replica import Placement, Replica, Verdict
 from loadtests.results import Result, Tally
 from loadtests.scenario import Scenario, Stage
 from loadtests.sequence import Event, Generation, What
@@ -40,7 +41,8 @@ class Live:
     arrived_at: float
     is_counted: bool
     replica: Replica
-    placement: Placement
+    placement: Placement | None = None
+    """None while it waits in the gateway."""
     first_at: float = inf
 
 
@@ -61,7 +63,7 @@ class Simulation:
             "events" the engines tell all what they hold; "pretended" is "own" where each takes the ring's home of a
             prompt to hold it.
         told_after_s: Until the others know, where they are told.
-        work_factor, long_endpoints: As in `Replica`.
+        work_factor, long_endpoints, admission, limit: As in `Replica`.
         on_progress: Told the virtual seconds that have passed since the last time.
     """
 
@@ -76,6 +78,8 @@ class Simulation:
         told_after_s: float = TOLD_AFTER_S,
         work_factor: float = 1.0,
         long_endpoints: int = 0,
+        admission: Admission = Admission.NONE,
+        limit: float | None = None,
         on_progress: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._scenario, self._policy, self._seed, self._share = scenario, policy, seed, share
@@ -93,6 +97,8 @@ class Simulation:
                 share=share,
                 work_factor=work_factor,
                 long_endpoints=long_endpoints,
+                admission=admission,
+                limit=limit,
             )
             for number in range(gateways)
         ]
@@ -101,6 +107,7 @@ class Simulation:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._live: dict[int, Live] = {}
+        self._expiries: dict[Replica, float] = {}
         self._now = self._stage_at = self._scrape_at = self._sample_at = 0.0
         self._stage = Stage(rate=1.0, arrivals_s=0.0)
         self._tally = Tally(scenario.objective)
@@ -179,20 +186,56 @@ class Simulation:
         if jobs is not None:
             self._expect(jobs)
         is_counted = self._now - self._stage_at >= self._stage.warm_up_s
-        self._tally.requests += is_counted
         id = self.arrived
         self.arrived += 1
+        if is_counted:
+            self._tally.arrive(job)
         replica = self.replicas[int(self._doors.random() * len(self.replicas))]
-        placement = replica.place(id, job, self._now)
+        self._live[id] = Live(job, self._now, is_counted, replica)
+        self._obey(replica, replica.arrive(id, job, self._now))
+        if replica.queues:
+            self._watch(replica)
+
+    def _obey(self, replica: Replica, verdicts: list[Verdict]) -> None:
+        """Send requests on, or away, as a gateway says."""
+        for id, placement, is_too_long in verdicts:
+            if placement is None:
+                self._refuse(id, is_too_long)
+            else:
+                self._submit(id, replica, placement)
+
+    def _watch(self, replica: Replica) -> None:
+        """Put on the heap when a gateway must look who has waited too long."""
+        due = replica.next_deadline
+        if due is not None and due < self._expiries.get(replica, inf):
+            self._expiries[replica] = due
+            self._at(due, partial(self._expire, replica, due))
+
+    def _expire(self, replica: Replica, due: float) -> None:
+        if self._expiries.get(replica) == due:
+            del self._expiries[replica]
+            self._obey(replica, replica.expire(self._now))
+            self._watch(replica)
+
+    def _refuse(self, id: int, is_too_long: bool) -> None:
+        live = self._live.pop(id)
+        self.refused += 1
+        if live.is_counted:
+            self._tally.refuse(is_too_long)
+
+    def _submit(self, id: int, replica: Replica, placement: Placement) -> None:
+        """Let an engine have a request."""
+        live = self._live[id]
+        job = live.job
+        live.placement = placement
         node = self._nodes[placement.place]
         generation = Generation(id, job.prompt_tokens, job.output_tokens, job.output_tokens, job.blocks)
         if node.engine.submit(generation, self._now) is not None:
-            replica.finish(placement, None, self._now)
-            self.refused += 1
-            if is_counted:
-                self._tally.refuse()
+            self._refuse(id, True)
+            self._obey(replica, replica.finish(placement, None, self._now))
             return
-        self._live[id] = Live(job, self._now, is_counted, replica, placement)
+        if live.is_counted and placement.ticket is not None:
+            self._tally.wait(job, placement.ticket.waited_s, placement.ticket.predicted_wait_s)
         cached = placement.charges[replica].cached_tokens
         self._tell(replica, lambda other, now: other.hear_dispatch(placement, cached, now))
         self._wake(node)
@@ -219,19 +262,20 @@ class Simulation:
         """Bring the news of an engine to the gateway that sent the request, and from there to the others."""
         assert isinstance(event.id, int)
         live = self._live[event.id]
+        placement = live.placement
+        assert placement is not None
         if event.what is What.FIRST_TOKEN:
             live.first_at = self._now
-            live.replica.first_token(live.placement, self._now)
-            self._tell(live.replica, lambda other, now: other.first_token(live.placement, now))
+            self._obey(live.replica, live.replica.first_token(placement, self._now))
+            self._tell(live.replica, lambda other, now: other.first_token(placement, now))
         elif event.what is What.FINISHED:
             del self._live[event.id]
             self.finished += 1
-            live.replica.finish(live.placement, live.job.output_tokens, self._now)
-            self._tell(live.replica, lambda other, now: other.finish(live.placement, None, now))
+            self._obey(live.replica, live.replica.finish(placement, live.job.output_tokens, self._now))
+            self._tell(live.replica, lambda other, now: other.finish(placement, None, now))
             if live.is_counted:
-                job = live.job
                 ttft_s, e2e_s = live.first_at - live.arrived_at, self._now - live.arrived_at
-                self._tally.finish(job.prompt_tokens, job.output_tokens, event.cached_tokens, ttft_s, e2e_s)
+                self._tally.finish(live.job, event.cached_tokens, ttft_s, e2e_s)
             self._go_on(live.job)
 
     def _go_on(self, job: Job) -> None:
@@ -242,12 +286,12 @@ class Simulation:
         if at < self._stage.arrivals_s:
             self._at(self._stage_at + at, partial(self._arrive, job.talk.next(at)))
 
-    def _tell(self, replica: Replica, hear: Callable[[Replica, float], None]) -> None:
+    def _tell(self, replica: Replica, hear: Callable[[Replica, float], list[Verdict]]) -> None:
         """Let the other gateways hear of what one did, a little later."""
         if self._share == "shared" and len(self.replicas) > 1:
             self._at(self._now + self._told_after_s, partial(self._told, replica, hear))
 
-    def _told(self, replica: Replica, hear: Callable[[Replica, float], None]) -> None:
+    def _told(self, replica: Replica, hear: Callable[[Replica, float], list[Verdict]]) -> None:
         for other in self.replicas:
             if other is not replica:
-                hear(other, self._now)
+                self._obey(other, hear(other, self._now))

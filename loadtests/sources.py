@@ -1,8 +1,8 @@
 """Scenario's workload -> what makes its requests."""
 
-from loadtests.scenario import Azure, Dirty, Groups, Mooncake, Singles, Talks, Workload
+from loadtests.scenario import Azure, Dirty, Groups, Mooncake, Overload, Singles, Talks, Workload
 from loadtests.traces import AzureSource, MooncakeSource
-from loadtests.workloads import DirtySource, GroupSource, SingleSource, Source, TalkSource, Texts
+from loadtests.workloads import DirtySource, GroupSource, OverloadSource, SingleSource, Source, TalkSource, Texts
 
 
 def source(workload: Workload, seed: str) -> Source:
@@ -15,6 +15,8 @@ def source(workload: Workload, seed: str) -> Source:
             return TalkSource(workload, seed, texts)
         case Dirty():
             return DirtySource(workload, seed, texts)
+        case Overload():
+            return OverloadSource(workload, seed, texts)
         case Groups():
             return GroupSource(workload, seed, texts)
         case Mooncake():

@@ -9,6 +9,7 @@ from math import sqrt
 from multiprocessing.queues import Queue
 from queue import Empty
 
+from loadtests.doors import Admission
 from loadtests.results import Result
 from loadtests.scenario import Scenario, Stage
 from loadtests.simulate import TOLD_AFTER_S, Simulation
@@ -33,6 +34,9 @@ class Case:
     long_endpoints: int = 0
     rate: float | None = None
     """In place of the scenario's."""
+    admission: Admission = Admission.NONE
+    limit: float | None = None
+    """Of the admission rule, in place of its own."""
     is_max_rate: bool = False
     """Look for the highest rate within the objective."""
 
@@ -160,6 +164,8 @@ def _simulate(
         told_after_s=case.told_after_s,
         work_factor=case.work_factor,
         long_endpoints=case.long_endpoints,
+        admission=case.admission,
+        limit=case.limit,
         on_progress=on_progress,
     )
     results = []

@@ -17,10 +17,11 @@ from random import Random
 from typing import NamedTuple, Protocol
 
 from loadtests.kvcache import BLOCK_TOKENS
-from loadtests.scenario import Dirty, Groups, Singles, Systems, Talks
+from loadtests.scenario import Dirty, Groups, Overload, Singles, Swelling, Systems, Talks
 from loadtests.traffic import arrivals
 
 TEXT_BLOCKS = 1 << 14  # ids of one text: 262,144 tokens, twice the longest context
+INTERACTIVE, BATCH = "interactive", "batch"  # classes of service
 SERVED_S, SERVED_TOKEN_S = 0.3, 0.012  # how long answers are taken to have lasted in conversations' past
 
 
@@ -48,6 +49,7 @@ class Job(NamedTuple):
     """System prompt and first user turn: what tells a conversation from others."""
     talk: "Talk | None" = None
     """The conversation it is a turn of."""
+    service_class: str = ""
 
     def beginning(self, tokens: int) -> int:
         """Name its first `tokens` tokens by the last full block of them."""
@@ -203,28 +205,13 @@ class TalkSource:
         return Talk(self._spec, self._library.draw(chance), self._texts, chance)
 
 
-class DirtySource:
-    """Singles, conversations and very long prompts, which all swell together."""
+class Swell:
+    """Arrivals that swell together, and the very long prompts among them."""
 
-    def __init__(self, spec: Dirty, seed: str, texts: Texts) -> None:
+    def __init__(self, spec: Swelling, seed: str, texts: Texts) -> None:
         self._spec, self._seed, self._texts = spec, seed, texts
-        self._singles = SingleSource(spec.singles, seed, texts)
-        self._talks = TalkSource(spec.talks, seed, texts)
 
-    def jobs(self, rate: float, duration_s: float) -> Iterator[Job]:
-        """Give half singles, half conversations by number of arrivals; `rate` counts every turn."""
-        spec = self._spec
-        each = rate * (1 - spec.long_share) / (1 + self._talks.turns_mean)
-        bursts = self._bursts(duration_s)
-        streams = [
-            self._singles.arriving(self._swelling("singles", each, duration_s, bursts)),
-            self._talks.arriving(self._swelling("talks", each, duration_s, bursts)),
-            iter(self._talks.under_way(each, duration_s)),
-            self._long(self._swelling("long", rate * spec.long_share, duration_s, bursts)),
-        ]
-        return merge(*streams, key=lambda job: job.at)
-
-    def _bursts(self, duration_s: float) -> list[float]:
+    def bursts(self, duration_s: float) -> list[float]:
         """Draw when bursts begin and end, in turn."""
         spec = self._spec
         chance = Random(f"bursts {self._seed}")
@@ -234,7 +221,7 @@ class DirtySource:
             edges.append(edges[-1] + chance.expovariate(1 / (quiet_s if len(edges) % 2 == 0 else spec.burst_mean_s)))
         return edges
 
-    def _swelling(self, name: str, rate: float, duration_s: float, bursts: list[float]) -> Iterator[float]:
+    def arrivals(self, name: str, rate: float, duration_s: float, bursts: list[float]) -> Iterator[float]:
         """Give arrivals of which `rate` is the mean over bursts and quiet."""
         factor = self._spec.burst_factor
         quiet = rate / (1 + (factor - 1) * self._spec.burst_share)
@@ -243,7 +230,7 @@ class DirtySource:
             if bisect_left(bursts, at) % 2 == 1 or chance.random() * factor < 1:
                 yield at
 
-    def _long(self, times: Iterator[float]) -> Iterator[Job]:
+    def long(self, times: Iterator[float]) -> Iterator[Job]:
         spec = self._spec
         chance = Random(f"long {self._seed}")
         for at in times:
@@ -251,6 +238,53 @@ class DirtySource:
             output = spec.long_output.draw(chance)
             blocks = self._texts.extend((), self._texts.begin(), prompt)
             yield Job(at, "long", prompt, output, blocks, 0, prompt)
+
+
+class DirtySource:
+    """Singles, conversations and very long prompts, which all swell together."""
+
+    def __init__(self, spec: Dirty, seed: str, texts: Texts) -> None:
+        self._spec = spec
+        self._swell = Swell(spec, seed, texts)
+        self._singles = SingleSource(spec.singles, seed, texts)
+        self._talks = TalkSource(spec.talks, seed, texts)
+
+    def jobs(self, rate: float, duration_s: float) -> Iterator[Job]:
+        """Give half singles, half conversations by number of arrivals; `rate` counts every turn."""
+        spec, swell = self._spec, self._swell
+        each = rate * (1 - spec.long_share) / (1 + self._talks.turns_mean)
+        bursts = swell.bursts(duration_s)
+        streams = [
+            self._singles.arriving(swell.arrivals("singles", each, duration_s, bursts)),
+            self._talks.arriving(swell.arrivals("talks", each, duration_s, bursts)),
+            iter(self._talks.under_way(each, duration_s)),
+            swell.long(swell.arrivals("long", rate * spec.long_share, duration_s, bursts)),
+        ]
+        return merge(*streams, key=lambda job: job.at)
+
+
+class OverloadSource:
+    """Singles of many tenants and two classes and very long prompts, which all swell together."""
+
+    def __init__(self, spec: Overload, seed: str, texts: Texts) -> None:
+        self._spec, self._seed = spec, seed
+        self._swell = Swell(spec, seed, texts)
+        self._singles = SingleSource(spec.singles, seed, texts)
+
+    def jobs(self, rate: float, duration_s: float) -> Iterator[Job]:
+        """Give them as they arrive."""
+        spec, swell = self._spec, self._swell
+        bursts = swell.bursts(duration_s)
+        short = swell.arrivals("singles", rate * (1 - spec.long_share), duration_s, bursts)
+        long = swell.arrivals("long", rate * spec.long_share, duration_s, bursts)
+        return merge(self._named(self._singles.arriving(short)), swell.long(long), key=lambda job: job.at)
+
+    def _named(self, jobs: Iterator[Job]) -> Iterator[Job]:
+        """Name tenants by their system prompts, and draw who is batch."""
+        chance = Random(f"classes {self._seed}")
+        for job in jobs:
+            service_class = BATCH if chance.random() < self._spec.batch_share else INTERACTIVE
+            yield job._replace(tenant=f"t{job.beginning(job.system_tokens)}", service_class=service_class)
 
 
 class GroupSource:

@@ -8,11 +8,13 @@ arrives, and lags whenever an engine is busy. What other gateways report is char
 
 Each step costs O(1), and O(units) for the count of distinct KV units that requests in flight hold. Steps also teach the
 endpoint's WorkModel: the first token of a prompt that nobody was ahead of, and the mean step of a finished stream less
-the prefills it was held up by.
+the prefills it was held up by. For admission they tell what share of its time an engine spends on prefills, and how
+much slower streams are than step and share say (`slip`).
 """
 
-from policies.endpoint import Charge, Endpoint
+from policies.endpoint import PREFILL_MEMORY_S, Charge, Endpoint
 from policies.request import BlockHash, InferenceRequest
+from policies.work import moved
 
 MIN_CACHED_LEFT = 16  # an engine computes at least one block anew, however much it has
 MIN_PREFILL_TOKENS = 256  # shorter prompts take one step whatever their length: they teach nothing of prefill
@@ -59,6 +61,8 @@ def first_token(charge: Charge, now: float, *, is_seen: bool = True) -> None:
     _end_prefill(charge, now)
     _count_steps(endpoint, now)
     books.prefilled_s += charge.prefill_s
+    books.prefill_share = books.share_of_prefill(now) + charge.prefill_s / PREFILL_MEMORY_S
+    books.shared_at = now
     books.decoding += 1
     books.context_tokens += half
     books.begun_steps += books.steps
@@ -84,7 +88,10 @@ def finish(charge: Charge, now: float, output_tokens: int | None = None) -> None
         if charge.was_seen and output_tokens is not None and output_tokens >= MIN_STREAM_TOKENS:
             own_s = now - charge.first_token_at - (books.prefilled_s - charge.prefilled_s)
             last = endpoint.work.step_s(books.decoding, books.context_tokens)
-            endpoint.work.observe_decode((charge.step_s + last) / 2, own_s / (output_tokens - 1))
+            step_s = (charge.step_s + last) / 2
+            endpoint.work.observe_decode(step_s, own_s / (output_tokens - 1))
+            token_s = (now - charge.first_token_at) / (output_tokens - 1)
+            books.slip = moved(books.slip, step_s / (1 - books.share_of_prefill(now)), token_s)
         books.decoding -= 1
         books.context_tokens -= half
         books.begun_steps = books.begun_steps - charge.begun_steps if books.decoding else 0.0

@@ -8,11 +8,14 @@ Policies only read.
 """
 
 from dataclasses import dataclass, field
+from math import exp
 
 from policies.health import Health
 from policies.request import UNIT_TOKENS, BlockHash, InferenceRequest
 from policies.work import WorkModel
 
+PREFILL_MEMORY_S = 10.0  # shorter and one long prompt closes an endpoint, longer and a burst is seen too late
+MAX_PREFILL_SHARE = 0.9  # beyond it, what is left for decodes is a guess
 UNKNOWN_CAPACITY = float("inf")  # tokens: where the engine does not say, nothing is ever full
 
 
@@ -94,6 +97,15 @@ class Outstanding:
     """When the oldest of them got its turn."""
     prefilled_s: float = field(default=0.0, compare=False)
     """Engine time of all prefills done so far."""
+    prefill_share: float = field(default=0.0, compare=False)
+    """Share of the time before `shared_at` that went into prefills; see `share_of_prefill`."""
+    shared_at: float = field(default=0.0, compare=False)
+    slip: float = field(default=1.0, compare=False)
+    """Measured over predicted seconds per token, prefills of others included: a moving average of finished streams."""
+
+    def share_of_prefill(self, now: float) -> float:
+        """Give the share of its time that the engine lately spent on prefills, 0 to MAX_PREFILL_SHARE."""
+        return min(MAX_PREFILL_SHARE, self.prefill_share * exp((self.shared_at - now) / PREFILL_MEMORY_S))
 
     @property
     def streamed_tokens(self) -> float:

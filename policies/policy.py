@@ -32,6 +32,8 @@ class Reason(Enum):
     """As before, and it holds the beginning of the prompt."""
     LENT = "lent"
     """Its own pool is busy, and this one of a longer pool was idle."""
+    ROOM = "room"
+    """It waited, and this endpoint had room for it first."""
     HOLDS = "holds"
     """It holds the state that the request names (a stored response)."""
 

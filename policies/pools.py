@@ -129,6 +129,11 @@ def candidates(pool: Pool, request: InferenceRequest, tried: Container[Endpoint]
     ]
 
 
+def may_take(endpoint: Endpoint, request: InferenceRequest) -> bool:
+    """Whether an endpoint serves the model of a request and has context for it; its health aside."""
+    return request.model in endpoint.models and has_context(endpoint, request.prompt_tokens + request.allowed_tokens)
+
+
 def lent(pool: Pool, request: InferenceRequest, tried: Container[Endpoint], now: float) -> list[Endpoint]:
     """Give the endpoints that a longer pool can lend: ready, with nothing to do."""
     return [

@@ -38,3 +38,7 @@ class InferenceRequest(NamedTuple):
     """Output that may come: max_tokens, or the learned 90th percentile where the client names none."""
     unit_tokens: int = UNIT_TOKENS
     """Tokens that one hash of `prefix` stands for."""
+    service_class: str = ""
+    """Class of service by its name in admission; one that is not known there counts as the first."""
+    weight: float = 1.0
+    """Of its tenant: its share of what is served while tenants compete."""

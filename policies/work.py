@@ -71,12 +71,12 @@ class WorkModel:
 
     def observe_prefill(self, predicted_s: float, observed_s: float) -> None:
         """Learn from a prompt that waited for no other: what this model said until its first token, and the truth."""
-        self._prefill = _moved(self._prefill, predicted_s, observed_s)
+        self._prefill = moved(self._prefill, predicted_s, observed_s)
         self._scale()
 
     def observe_decode(self, predicted_s: float, observed_s: float) -> None:
         """Learn from a step: what this model said of its batch, and seconds per token without others' prefills."""
-        self._decode = _moved(self._decode, predicted_s, observed_s)
+        self._decode = moved(self._decode, predicted_s, observed_s)
         self._scale()
 
     def _scale(self) -> None:
@@ -86,8 +86,8 @@ class WorkModel:
         self.p0, self.p1, self.p2 = profile.p0 * prefill, profile.p1 * prefill, profile.p2 * prefill
 
 
-def _moved(factor: float, predicted_s: float, observed_s: float) -> float:
-    """Move a factor a step towards what was observed."""
+def moved(factor: float, predicted_s: float, observed_s: float) -> float:
+    """Move a factor a step towards observed over predicted; it stays where either is nothing."""
     if predicted_s <= 0.0 or observed_s <= 0.0:
         return factor
     ratio = min(max(observed_s / predicted_s, 1 / MAX_RATIO), MAX_RATIO)

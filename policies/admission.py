@@ -1,0 +1,362 @@
+"""AdmissionQueue: who runs, who waits, and who is told no, for one pool. Pure: time comes in, tickets come out.
+
+    offer -> GRANTED ------------------------------------> leave
+          -> WAITING -> GRANTED (an endpoint has room) --> leave
+                     -> LEFT    (the client is gone)
+                     -> REFUSED (its deadline passed; pushed out by others)
+          -> REFUSED
+
+A request waits while no endpoint has room for it, and is bound to one only when there is (`flow.py` says what room is).
+A grant is a promise: it counts at its endpoint until `started` says that the books hold the charge, and is void when
+the ticket leaves. So grants and departures may come in any order within a tick, and no place is lost or given twice.
+
+next     When a first token or an end makes room at an endpoint, it takes one of the WINDOW that are next in the fair
+         order (`shares.py`): the one with the least prefill there less ALPHA times what it has waited. Taking the very
+         first brings prompts to where nothing of them is cached, and costs a quarter of the goodput.
+classes  In the order of the configuration, the first before the second. A class fills endpoints to its `ceiling` only,
+         so that those before it find room at once; one that waits and has had less than its `floor` of the work
+         served lately goes before all others, whatever its ceiling.
+wait     Seconds until it would start: the work before it in its class over the rate at which the class was drained
+         while somebody waited there.
+no       Whoever is last in the fair order of a class that is too full, until it is not: too many wait there, or the
+         last would wait longer than the class may. That is the newcomer, unless its tenant has had less than others:
+         then the last of whoever asked for the most has to go. Also refused: who would miss its own deadline, at once,
+         and who has missed it.
+crowd    A burst may wait `max_queue_wait_s`. A queue that has not been empty for PATIENCE_S is no burst: waiting helps
+         nobody then, and newcomers are taken for `crowded_wait_s` only (as CoDel, and Facebook's queues, do).
+"""
+
+from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
+from itertools import count
+from typing import NamedTuple
+
+from policies.endpoint import Endpoint, Pool
+from policies.flow import NOTHING, Flow, Promised
+from policies.index import PrefixIndex
+from policies.placing import place
+from policies.policy import Choice, Policy, Reason
+from policies.pools import Standing, is_full, may_take
+from policies.request import InferenceRequest
+from policies.shares import FairOrder
+from policies.tickets import Refusal, ServiceClass, State, Ticket
+from policies.waits import Drain, Errors, Recent
+
+WINDOW = 32
+ALPHA = 0.2  # with .05 goodput is 2 % better, and the tenants with rare prompts get half of what others do
+PATIENCE_S = 2.0
+
+CLASSES = (
+    ServiceClass("interactive", crowded_wait_s=0.5),
+    ServiceClass("batch", max_queue_wait_s=60.0, ceiling=0.9, floor=0.1),
+)
+
+
+class Offered(NamedTuple):
+    """What became of an offer, and of others by it."""
+
+    ticket: Ticket
+    changed: list[Ticket]
+    """Others whose state changed."""
+
+
+class _Line:
+    """Those of one class."""
+
+    def __init__(self, rules: ServiceClass) -> None:
+        self.rules = rules
+        self.order: FairOrder[Ticket] = FairOrder()
+        self.drain = Drain()
+        self.served = Recent()
+        self.crowded_since = 0.0
+
+    def bound_s(self, now: float) -> float:
+        """Say how long one may wait here now."""
+        rules = self.rules
+        is_crowd = bool(self.order) and now - self.crowded_since > PATIENCE_S
+        return min(rules.max_queue_wait_s, rules.crowded_wait_s) if is_crowd else rules.max_queue_wait_s
+
+
+class AdmissionQueue:
+    """The door of one pool.
+
+    Args:
+        policies: Of this pool, and of those that lend to it.
+        index: What this pool's endpoints hold.
+        classes: The first before the second; requests of no known class belong to the first.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        policies: Mapping[Pool, Policy],
+        index: PrefixIndex,
+        classes: Sequence[ServiceClass] = CLASSES,
+        flow: Flow = Flow(),  # noqa: B008  frozen
+    ) -> None:
+        self._pool, self._policies, self._index, self._flow = pool, policies, index, flow
+        self._lines = {rules.name: _Line(rules) for rules in classes}
+        self._first = next(iter(self._lines.values()))
+        self._promised: dict[Endpoint, dict[Ticket, None]] = {}
+        self._sums: dict[Endpoint, Promised] = {}
+        self._deadlines: list[tuple[float, int, Ticket]] = []
+        self._numbers = count()
+        self.running = 0
+        """Tickets that are granted and have not left."""
+        self.errors = Errors()
+        """Of predicted waits, over those that waited and were granted."""
+
+    def __repr__(self) -> str:
+        most = self._flow.max_inflight
+        running = str(self.running) if most is None else f"{self.running}/{most * len(self._pool.endpoints)}"
+        places = sum(line.rules.max_queued for line in self._lines.values())
+        return f"<AdmissionQueue {running} running, {self.waiting}/{places} waiting>"
+
+    # What is the case.
+
+    @property
+    def waiting(self) -> int:
+        """Count those that wait."""
+        return sum(len(line.order) for line in self._lines.values())
+
+    @property
+    def next_deadline(self) -> float | None:
+        """Say when `expire` has something to do, at the earliest; None while nobody waits."""
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][2].state is not State.WAITING:
+            heappop(deadlines)
+        return deadlines[0][0] if deadlines else None
+
+    def waiting_in(self, name: str) -> int:
+        """Count those of a class that wait."""
+        return len(self._lines[name].order)
+
+    def predicted_wait_s(self, name: str, now: float) -> float:
+        """Predict the wait of one who would be the last of a class, from what is known now."""
+        line = self._lines[name]
+        line.drain.note(now, bool(line.order))
+        return line.drain.seconds(line.order.work)
+
+    def saturation(self, now: float) -> float:
+        """Say how full the emptiest endpoint that may be used is; 1 or more: all are full. 0 where there is none."""
+        loads = (self._load(endpoint, now) for endpoint in self._pool.endpoints if endpoint.health.is_ready(now))
+        return min(loads, default=0.0)
+
+    # What happens.
+
+    def offer(self, request: InferenceRequest, standing: Standing, now: float) -> Offered:
+        """Let a request come to the door; it is told at once whether it runs, waits or is refused."""
+        line = self._line_of(request)
+        ticket = Ticket(request, standing, now, min(request.deadline, now + line.rules.max_queue_wait_s))
+        changed: list[Ticket] = []
+        if request.deadline <= now:
+            ticket.refuse(Refusal.DEADLINE)
+            return Offered(ticket, changed)
+        choice = self._place(ticket, line, now)
+        if choice is not None and self.waiting:  # those who wait go first, if they can go there
+            changed = self.pump(now)
+            choice = self._place(ticket, line, now)
+        if choice is not None:
+            ticket.weigh(choice.cached_tokens or 0)
+            self._grant(ticket, line, choice, now)
+            return Offered(ticket, changed)
+        held = next(reversed(self._index.matched(request.prefix).values()), 0) * request.unit_tokens
+        ticket.weigh(held)
+        line.drain.note(now, bool(line.order))
+        if not line.order:
+            line.crowded_since = now
+        ticket.place = line.order.add(ticket, request.tenant, request.weight, ticket.work)
+        changed += [each for each in self._trim(line, ticket, now) if each is not ticket]
+        if ticket.state is State.WAITING:
+            ticket.predicted_wait_s = line.drain.seconds(line.order.ahead(ticket.place))
+            if now + ticket.predicted_wait_s > request.deadline:
+                self._take_out(ticket, line, now)
+                ticket.refuse(Refusal.DEADLINE)
+            else:
+                heappush(self._deadlines, (ticket.deadline, next(self._numbers), ticket))
+        return Offered(ticket, changed)
+
+    def started(self, ticket: Ticket, endpoint: Endpoint) -> None:
+        """Note that the books hold its charge now, wherever it was sent: the promise is kept."""
+        self._unpromise(ticket)
+        ticket.endpoint = endpoint
+
+    def first_token(self, ticket: Ticket, now: float) -> list[Ticket]:
+        """Note, after the books, that its first token came: there may be room for another. Give who has it."""
+        return [] if ticket.endpoint is None else self.advance(ticket.endpoint, now)
+
+    def leave(self, ticket: Ticket, now: float) -> list[Ticket]:
+        """Let a ticket go, after the books: it ended, or its client is gone. Give those who got its place.
+
+        Whatever state it is in, and however often.
+        """
+        state, endpoint = ticket.state, ticket.endpoint
+        if state is State.WAITING:
+            self._take_out(ticket, self._line_of(ticket.request), now)
+        elif state is not State.GRANTED:
+            return []
+        ticket.state = State.LEFT
+        if endpoint is None:
+            return []
+        self._unpromise(ticket)
+        self.running -= 1
+        return self.advance(endpoint, now)
+
+    def advance(self, endpoint: Endpoint, now: float) -> list[Ticket]:
+        """See who may go where an endpoint has room now. Give those whose state changed."""
+        if not self.waiting:
+            return []
+        return self.expire(now) + self._fill(endpoint, now)
+
+    def pump(self, now: float) -> list[Ticket]:
+        """See who may go anywhere: an endpoint came, or got well, or time has passed."""
+        changed = self.expire(now)
+        for endpoint in self._pool.endpoints:
+            changed += self._fill(endpoint, now)
+        return changed
+
+    def expire(self, now: float) -> list[Ticket]:
+        """Refuse those whose deadline has passed."""
+        expired = []
+        while (due := self.next_deadline) is not None and due <= now:
+            ticket = heappop(self._deadlines)[2]
+            self._take_out(ticket, self._line_of(ticket.request), now)
+            ticket.waited_s = now - ticket.arrived_at
+            ticket.refuse(Refusal.EXPIRED)
+            expired.append(ticket)
+        return expired
+
+    # Inside.
+
+    def _line_of(self, request: InferenceRequest) -> _Line:
+        return self._lines.get(request.service_class, self._first)
+
+    def _load(self, endpoint: Endpoint, now: float) -> float:
+        return self._flow.load(endpoint, now, self._sums.get(endpoint, NOTHING))
+
+    def _limit(self, line: _Line, now: float) -> float:
+        """Say how full an endpoint may be for a class: it is not held back below its floor."""
+        return 1.0 if self._is_below_floor(line, now) else line.rules.ceiling
+
+    def _is_below_floor(self, line: _Line, now: float) -> bool:
+        floor = line.rules.floor
+        return floor > 0 and line.served.at(now) <= floor * sum(each.served.at(now) for each in self._lines.values())
+
+    def _place(self, ticket: Ticket, line: _Line, now: float) -> Choice | None:
+        """Choose among all endpoints with room, as the policy does."""
+        request, limit = ticket.request, self._limit(line, now)
+
+        def has_room(endpoint: Endpoint) -> bool:
+            return self._load(endpoint, now) < limit and self._fits(endpoint, request)
+
+        return place(ticket.standing, self._policies, request, (), now, has_room)
+
+    def _fits(self, endpoint: Endpoint, request: InferenceRequest) -> bool:
+        promised = self._sums.get(endpoint, NOTHING)
+        return self._flow.fits(endpoint, request, request.prompt_tokens, promised) or self._flow.fits(
+            endpoint, request, request.prompt_tokens - self._held(endpoint, request), promised
+        )
+
+    def _held(self, endpoint: Endpoint, request: InferenceRequest) -> int:
+        return self._index.matched_on(endpoint, request.prefix) * request.unit_tokens
+
+    def _fill(self, endpoint: Endpoint, now: float) -> list[Ticket]:
+        """Give the room of an endpoint to those who wait, one after the other."""
+        granted: list[Ticket] = []
+        if not endpoint.health.is_ready(now) or is_full(endpoint, now):
+            return granted
+        while (load := self._load(endpoint, now)) < 1 and (found := self._next(endpoint, load, now)) is not None:
+            ticket, line = found
+            cached = min(self._held(endpoint, ticket.request), max(0, ticket.request.prompt_tokens - 1))
+            self._grant(ticket, line, Choice(endpoint, Reason.ROOM, cached, endpoint.outstanding.prefill_s), now)
+            granted.append(ticket)
+        return granted
+
+    def _next(self, endpoint: Endpoint, load: float, now: float) -> tuple[Ticket, _Line] | None:
+        """Find who gets the room of an endpoint."""
+        lines = [line for line in self._lines.values() if line.order]
+        for line in sorted(lines, key=lambda line: not self._is_below_floor(line, now)):
+            if load < self._limit(line, now):
+                ticket = self._nearest(endpoint, line, now)
+                if ticket is not None:
+                    return ticket, line
+        return None
+
+    def _nearest(self, endpoint: Endpoint, line: _Line, now: float) -> Ticket | None:
+        """Of the next few in fair order, find the one with the least to compute there, less what it has waited."""
+        best, best_s, seen = None, 0.0, 0
+        p1 = endpoint.work.p1
+        for ticket in line.order:
+            request = ticket.request
+            if not may_take(endpoint, request):
+                continue
+            uncached = request.prompt_tokens - self._held(endpoint, request)
+            score_s = p1 * uncached - ALPHA * (now - ticket.arrived_at)
+            if (best is None or score_s < best_s) and self._flow.fits(
+                endpoint, request, uncached, self._sums.get(endpoint, NOTHING)
+            ):
+                best, best_s = ticket, score_s
+            seen += 1
+            if seen == WINDOW:
+                break
+        return best
+
+    def _grant(self, ticket: Ticket, line: _Line, choice: Choice, now: float) -> None:
+        line.drain.note(now, bool(line.order), ticket.work if ticket.place else 0.0)
+        line.served.add(now, ticket.work)
+        if ticket.place is not None:
+            line.order.serve(ticket.place)
+            ticket.place = None
+            ticket.waited_s = now - ticket.arrived_at
+            self.errors.note(ticket.predicted_wait_s, ticket.waited_s)
+        ticket.state, ticket.choice, ticket.endpoint = State.GRANTED, choice, choice.endpoint
+        self.running += 1
+        self._promised.setdefault(choice.endpoint, {})[ticket] = None
+        self._sum(choice.endpoint)
+
+    def _unpromise(self, ticket: Ticket) -> None:
+        assert ticket.endpoint is not None
+        promised = self._promised.get(ticket.endpoint, {})
+        if ticket in promised:
+            del promised[ticket]
+            self._sum(ticket.endpoint)
+
+    def _sum(self, endpoint: Endpoint) -> None:
+        """Count what an endpoint was promised."""
+        tickets = self._promised[endpoint]
+        if not tickets:
+            del self._promised[endpoint]
+            del self._sums[endpoint]
+            return
+        total = Promised()
+        for ticket in tickets:
+            assert ticket.choice is not None
+            total.requests += 1
+            total.prompt_tokens += ticket.request.prompt_tokens
+            total.uncached_tokens += ticket.request.prompt_tokens - (ticket.choice.cached_tokens or 0)
+        self._sums[endpoint] = total
+
+    def _trim(self, line: _Line, newcomer: Ticket, now: float) -> list[Ticket]:
+        """Turn the last away until a class is not too full."""
+        refused = []
+        bound_s = line.bound_s(now)
+        while line.order:
+            ticket, ahead = line.order.last()
+            wait_s = line.drain.seconds(ahead)
+            is_full = len(line.order) > line.rules.max_queued
+            if not is_full and now - ticket.arrived_at + wait_s <= bound_s:
+                break
+            self._take_out(ticket, line, now)
+            ticket.predicted_wait_s = wait_s
+            ticket.waited_s = now - ticket.arrived_at
+            why = Refusal.FULL if is_full else Refusal.WAIT
+            ticket.refuse(why if ticket is newcomer else Refusal.SHED)
+            refused.append(ticket)
+        return refused
+
+    def _take_out(self, ticket: Ticket, line: _Line, now: float) -> None:
+        """Take one who waits out of its line, unserved."""
+        assert ticket.place is not None
+        line.drain.note(now, True)
+        line.order.drop(ticket.place)
+        ticket.place = None

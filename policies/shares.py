@@ -1,0 +1,124 @@
+"""FairOrder: who of those that wait is next, so that tenants get equal shares of work by weight.
+
+Start-time fair queueing (Goyal, Vin, Cheng 1996). A request is tagged when it begins to wait; the least tag is next:
+
+    tag     the later of the order's time and the tenant's own
+    then    the tenant's own time goes on by work / weight
+    time    the least tag waiting, whenever somebody is served: it never goes back
+
+A tenant that comes for the first time, or again after a while, starts at the order's time: ahead of all who have had
+more than it since, and with nothing saved up. One who asks for much has its requests far behind, where they are the
+first to be turned away: what a tenant is charged for requests that were not served it gets back.
+
+Bounded: a tenant is known while it waits or has had more than others, and all are forgotten when nobody waits.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count, islice
+from typing import Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class Place(NamedTuple):
+    """Where somebody waits; ordered by tag, then by arrival."""
+
+    tag: float
+    number: int
+    tenant: str
+    work: float
+    cost: float
+    """Work over the tenant's weight."""
+
+
+@dataclass(slots=True)
+class _Account:
+    """What is known of a tenant."""
+
+    time: float
+    waiting: int = 0
+
+
+class FairOrder(Generic[T]):
+    """Those who wait, in the order in which they should be served."""
+
+    def __init__(self) -> None:
+        self._order: list[Place] = []
+        self._at: dict[int, T] = {}
+        self._accounts: dict[str, _Account] = {}
+        self._ahead: list[tuple[float, str]] = []  # heap of tenants' times, some stale
+        self._numbers = count()
+        self._time = 0.0
+        self.work = 0.0
+        """Of all who wait."""
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[T]:
+        return (self._at[place.number] for place in self._order)
+
+    def __repr__(self) -> str:
+        return f"<FairOrder {len(self._order)} of {len(self._accounts)} tenants>"
+
+    def first(self, most: int) -> list[T]:
+        """Give the next few."""
+        return [self._at[place.number] for place in islice(self._order, most)]
+
+    def last(self) -> tuple[T, float]:
+        """Give the one to be served last, and the work ahead of it; there must be one."""
+        place = self._order[-1]
+        return self._at[place.number], self.work - place.work
+
+    def add(self, who: T, tenant: str, weight: float, work: float) -> Place:
+        """Let somebody wait."""
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = _Account(self._time)
+        cost = work / weight
+        place = Place(max(self._time, account.time), next(self._numbers), tenant, work, cost)
+        account.time = place.tag + cost
+        account.waiting += 1
+        insort(self._order, place)
+        self._at[place.number] = who
+        self.work += work
+        return place
+
+    def ahead(self, place: Place) -> float:
+        """Give the work that is to be served before somebody who waits."""
+        at = bisect_left(self._order, place)
+        if 2 * at < len(self._order):
+            return sum(each.work for each in islice(self._order, at))
+        return self.work - sum(each.work for each in islice(self._order, at, None))
+
+    def serve(self, place: Place) -> None:
+        """Take out one who is served now; the tenant has had it."""
+        self._time = max(self._time, self._order[0].tag)
+        self._remove(place)
+
+    def drop(self, place: Place) -> None:
+        """Take out one who will not be served."""
+        self._accounts[place.tenant].time -= place.cost
+        self._remove(place)
+
+    def _remove(self, place: Place) -> None:
+        del self._order[bisect_left(self._order, place)]
+        del self._at[place.number]
+        account = self._accounts[place.tenant]
+        account.waiting -= 1
+        if not self._order:
+            self._accounts.clear()
+            self._ahead.clear()
+            self.work = self._time = 0.0
+            return
+        self.work -= place.work
+        if not account.waiting:
+            heappush(self._ahead, (account.time, place.tenant))
+        while self._ahead and self._ahead[0][0] <= self._time:
+            _, tenant = heappop(self._ahead)
+            known = self._accounts.get(tenant)
+            if known is not None and not known.waiting and known.time <= self._time:
+                del self._accounts[tenant]
