@@ -25,11 +25,13 @@ from aiohttp import web
 
 from gateway.accesslog import AccessLog
 from gateway.admin import admin_app
+from gateway.classes import Classes
 from gateway.client import ClientServer
 from gateway.config import Config, PoolConfig
 from gateway.discovery import Discovery
 from gateway.discovery.static import StaticDiscovery
 from gateway.fleet import Fleet
+from gateway.gate import Gate
 from gateway.gauges import add_gauges
 from gateway.homes import Homes
 from gateway.intake import Intake
@@ -91,6 +93,15 @@ class Gateway:
         self.kv_events = KvEvents(
             self._session, self.fleet.root_at, lambda member: member.endpoint.unit_tokens, self._clock
         )
+        classes = Classes(config.admission)
+        self.gate = Gate(
+            self.fleet,
+            self.metrics,
+            self._clock,
+            classes=classes.rules,
+            flow=classes.flow,
+            is_open=not config.admission.enabled,
+        )
         self._id_prefix, self._id_counter = secrets.token_hex(5), itertools.count()
         tenants = Tenants(config.tenants)
         self.readers = Readers(config.models, Questions(self.fleet, self._session, self._clock))
@@ -100,7 +111,8 @@ class Gateway:
             upstream=self.upstream,
             stored=StoredResponses(Homes(), self.fleet, tenants, self.upstream),
             models=Models(self.fleet, config.aliases(), int(time.time())),
-            intake=Intake(self.fleet, self.readers.of, config.routing.session_header),
+            intake=Intake(self.fleet, self.readers.of, classes, config.routing.session_header),
+            gate=self.gate,
             metrics=self.metrics,
             on_record=self._record,
             is_draining=lambda: self._is_draining,
@@ -122,6 +134,7 @@ class Gateway:
             self.metrics,
             self.fleet,
             self.kv_events,
+            self.gate,
             self._clock,
             active=lambda: self.proxy.active,
             lag_s=lambda: self._lag_s,
@@ -190,6 +203,7 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.gate.close()
         await self._probe.close()
         await self.kv_events.close()
         await self.readers.close()

@@ -17,7 +17,9 @@ from yarl import URL
 
 from gateway import document
 from gateway.sections import (
+    NAME,
     AccessLog,
+    Admission,
     Connections,
     Count,
     Health,
@@ -31,7 +33,6 @@ from gateway.sections import (
 from policies.catalog import POLICIES
 from policies.work import PROFILES
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$"  # names become header values and metric labels
 VISIBLE_ASCII = re.compile(r"[!-~]+")
 DEFAULT_PROFILE_NAME = "bench-8b"
 ASK_ENGINE = "engine"  # for a tokenizer
@@ -242,6 +243,12 @@ class TenantConfig(Section):
     )
     models: tuple[str, ...] = Field((), description="Models it may use; none: all.")
     kvlane_headers: bool = Field(True, description="Whether its answers carry x-kvlane-* headers.")
+    service_class: str | None = Field(
+        None, description="The best class of service that its requests may have; none: the first."
+    )
+    weight: Annotated[float, Field(gt=0, le=1000)] = Field(
+        1.0, description="Its share of what is served, beside others', while tenants compete."
+    )
 
     @field_validator("key_sha256")
     @classmethod
@@ -262,6 +269,7 @@ class Config(Section):
     shutdown: Shutdown = Shutdown()
     access_log: AccessLog = AccessLog()
     routing: Routing = Routing()
+    admission: Admission = Admission()
     pools: Annotated[tuple[PoolConfig, ...], Field(min_length=1)]
     models: tuple[ModelConfig, ...] = ()
     tenants: tuple[TenantConfig, ...] = ()

@@ -7,20 +7,23 @@ again after any of them has changed.
 Fleet writes the books and tells health what requests met; `gateway/probe.py` writes what polls found. Nobody else does.
 """
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 
 from gateway.config import EndpointConfig
 from gateway.errors import ContextLengthExceeded, GatewayError, ModelNotFound, Overloaded
 from gateway.lease import Lease
 from gateway.members import FleetPool, Member
+from policies.admission import AdmissionQueue
 from policies.endpoint import Endpoint, EngineReport, Pool
+from policies.flow import Flow
 from policies.index import PrefixIndex
 from policies.placing import place
 from policies.policy import Choice, Policy, Reason
-from policies.pools import Serving, Standing, TooLong, earliest_s, serving, standing_of
+from policies.pools import Serving, Standing, TooLong, candidates, earliest_s, serving, standing_of
 from policies.prefix import root_of
 from policies.request import BlockHash, InferenceRequest, unit_for
+from policies.tickets import ServiceClass
 from policies.work import PROFILES, WorkModel
 
 UNKNOWN_WAIT_S = 1.0  # about one health interval: when something may be up again
@@ -229,8 +232,21 @@ class Fleet:
         now = self._clock()
         choice = place(standing, self._policies, request, tried, now)
         if choice is None:
-            raise self._nobody(standing, request.model, now)
+            raise self.nobody(standing, request.model, now)
         return Lease(self._members[choice.endpoint], choice, request, self._clock)
+
+    def lease_at(self, choice: Choice, request: InferenceRequest) -> Lease:
+        """Charge what the door of a pool has chosen."""
+        return Lease(self._members[choice.endpoint], choice, request, self._clock)
+
+    def queue_for(self, pool: Pool, classes: Sequence[ServiceClass], flow: Flow) -> AdmissionQueue:
+        """Make the door of a pool."""
+        return AdmissionQueue(pool, self._policies, self._indexes[pool], classes, flow)
+
+    def has_anybody(self, request: InferenceRequest, standing: Standing) -> bool:
+        """Whether an endpoint may take a request now, with room for it or without."""
+        now = self._clock()
+        return any(candidates(pool, request, (), now) for pool in (standing.own, *standing.longer, *standing.shorter))
 
     def lease_on(self, member: Member, request: InferenceRequest) -> Lease:
         """Charge a given endpoint: it holds what the request needs.
@@ -277,7 +293,8 @@ class Fleet:
         matched = self._indexes[pool].matched(request.prefix)
         return next(reversed(matched.values()), 0) * request.unit_tokens
 
-    def _nobody(self, standing: Standing, model: str, now: float) -> GatewayError:
+    def nobody(self, standing: Standing, model: str, now: float) -> GatewayError:
+        """Say that no endpoint may take a request now, and when one may."""
         pools = (standing.own, *standing.longer, *standing.shorter)
         states: dict[str, int] = {}
         for endpoint in (endpoint for pool in pools for endpoint in pool.endpoints):

@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 
 from gateway.fleet import Fleet
+from gateway.gate import Gate
 from gateway.kvevents import KvEvents
 from gateway.members import Member
 from gateway.metrics import Labels, Metrics
 from gateway.told import Told
+from policies.admission import AdmissionQueue
 from policies.health import State
 
 Samples = Iterator[tuple[Labels, float]]
@@ -17,6 +19,7 @@ def add_gauges(
     metrics: Metrics,
     fleet: Fleet,
     kv_events: KvEvents,
+    gate: Gate,
     clock: Callable[[], float],
     *,
     active: Callable[[], int],
@@ -105,6 +108,43 @@ def add_gauges(
     by_endpoint("kvlane_engine_running_requests", "As the engine says.", lambda m: m.endpoint.report.running)
     by_endpoint("kvlane_engine_waiting_requests", "As the engine says.", lambda m: m.endpoint.report.waiting)
     by_endpoint("kvlane_engine_kv_usage_ratio", "As the engine says.", lambda m: m.endpoint.report.kv_usage)
+
+    def queues(value_of: Callable[[AdmissionQueue, str], float]) -> Callable[[], Samples]:
+        def read() -> Samples:
+            for pool, queue in gate.queues.items():
+                for name in gate.class_names:
+                    yield (pool.name, name), value_of(queue, name)
+
+        return read
+
+    gauge(
+        "kvlane_queued_requests",
+        "Requests that wait for room at an endpoint.",
+        ("pool", "class"),
+        queues(lambda queue, name: queue.waiting_in(name)),
+    )
+    gauge(
+        "kvlane_predicted_queue_wait_seconds",
+        "What one more would be predicted to wait.",
+        ("pool", "class"),
+        queues(lambda queue, name: queue.predicted_wait_s(name, clock())),
+    )
+    gauge(
+        "kvlane_queue_wait_error_seconds",
+        "How far predicted waits were from real ones: of the last thousand, so many in ten within.",
+        ("pool", "quantile"),
+        lambda: (
+            ((pool.name, str(share)), queue.errors.quantile(share))
+            for pool, queue in gate.queues.items()
+            for share in (0.5, 0.9)
+        ),
+    )
+    gauge(
+        "kvlane_pool_saturation_ratio",
+        "How full the emptiest endpoint of a pool is; from 1 on requests wait.",
+        ("pool",),
+        lambda: (((pool.name,), queue.saturation(clock())) for pool, queue in gate.queues.items()),
+    )
     gauge("kvlane_active_requests", "Requests being served.", (), lambda: [((), active())])
     gauge("kvlane_loop_lag_seconds", "How late the event loop last was.", (), lambda: [((), lag_s())])
     gauge("kvlane_build_info", "1, with the version.", ("version",), lambda: [((version("kvlane"),), 1)])

@@ -3,6 +3,7 @@
     model      by its own name, whatever the client calls it
     prompt     read as the model reads it: tokens, and the chain of hashes over them
     ring key   prompt_cache_key, else the session header, else what its like begin with
+    class      of service, and its tenant's weight
     output     allowed: max_tokens, else the 90th percentile of its tenant and model; expected: their mean
     pools      by length
 
@@ -14,6 +15,7 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
+from gateway.classes import Classes
 from gateway.exchange import Exchange
 from gateway.fleet import Fleet, ModelFacts
 from gateway.tokens import PromptReader, Reading
@@ -36,9 +38,12 @@ class Intake:
         session_header: Names a session, in lower case; None where no header does.
     """
 
-    def __init__(self, fleet: Fleet, reader_of: Callable[[str], PromptReader], session_header: str | None) -> None:
+    def __init__(
+        self, fleet: Fleet, reader_of: Callable[[str], PromptReader], classes: Classes, session_header: str | None
+    ) -> None:
         self._fleet = fleet
         self._reader_of = reader_of
+        self._classes = classes
         self._session_header = session_header
         self._habits = OutputHabits()
 
@@ -51,6 +56,8 @@ class Intake:
         call, route, tenant = exchange.call, exchange.route, exchange.tenant.name
         document = call.document
         reading, key = NO_READING, None
+        tier = document.get("service_tier") if document is not None else None
+        service_class = self._classes.class_of(headers, tier, exchange.tenant.service_class)
         if document is not None and route.prefills:
             root = facts.root_with(document.get("cache_salt"))
             reading = await self._reader_of(facts.name).read(route, document, root, facts.unit_tokens)
@@ -70,6 +77,8 @@ class Intake:
             ring_key=key,
             allowed_tokens=allowed,
             unit_tokens=reading.unit_tokens,
+            service_class=service_class,
+            weight=exchange.tenant.weight,
         )
         trace.prompt_tokens = prompt_tokens
         sure = prompt_tokens if reading.is_exact else int(SURE_SHARE * prompt_tokens)

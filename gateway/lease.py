@@ -88,6 +88,10 @@ class Lease:
         """Note that the engine is shutting down."""
         self.endpoint.health.drain()
 
+    def give_back(self) -> None:
+        """End it unused."""
+        self.__exit__(None, None, None)
+
     def __enter__(self) -> Self:
         return self
 

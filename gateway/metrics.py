@@ -23,6 +23,7 @@ MAX_SERIES = 2000  # per instrument: beyond it everything new is counted as `oth
 TTFT_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 40, 80, 160)
 TPOT_BUCKETS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
 E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 20, 30, 45, 60, 90, 120, 300, 600, 1800)
+QUEUE_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 OVERHEAD_BUCKETS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5)
 
 Labels = tuple[str, ...]
@@ -160,6 +161,14 @@ class Metrics:
         self.e2e = self._histogram("kvlane_request_seconds", "From arrival to the last byte.", ("model",), E2E_BUCKETS)
         self.dispatch = self._histogram(
             "kvlane_dispatch_seconds", "From arrival to the first try.", (), OVERHEAD_BUCKETS
+        )
+        self.queue_wait = self._histogram(
+            "kvlane_queue_wait_seconds", "Of requests that had to wait for room.", ("class",), QUEUE_BUCKETS
+        )
+        self.admission_refusals = self._counter(
+            "kvlane_admission_refusals_total",
+            "Requests told no for want of room: queue_full, queue_wait, deadline, shed, expired.",
+            ("pool", "class", "reason"),
         )
         self.prompt_tokens = self._counter(
             "kvlane_prompt_tokens_total", "Prompt tokens of answered requests.", ("model", "tenant")

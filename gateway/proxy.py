@@ -29,6 +29,7 @@ from gateway.errors import GatewayError, InternalError, MethodNotAllowed, NotFou
 from gateway.exchange import Exchange, check_length, read_body
 from gateway.failures import failure_of
 from gateway.fleet import Fleet
+from gateway.gate import Gate, Place
 from gateway.headers import bearer_key, client_deadline_s, lines_to_client, lines_to_engine, sane_request_id
 from gateway.intake import Intake
 from gateway.lease import Lease
@@ -69,6 +70,7 @@ class Proxy:
         stored: StoredResponses,
         models: Models,
         intake: Intake,
+        gate: Gate,
         metrics: Metrics,
         on_record: Callable[[RequestRecord], None],
         is_draining: Callable[[], bool],
@@ -83,6 +85,7 @@ class Proxy:
         self._stored = stored
         self._models = models
         self._intake = intake
+        self._gate = gate
         self._metrics = metrics
         self._on_record = on_record
         self._is_draining = is_draining
@@ -184,51 +187,55 @@ class Proxy:
     ) -> StreamResponse:
         """Try endpoint after endpoint until one serves."""
         tried: set[Endpoint] = set()
-        failure: Failure | None = None
-        while True:
-            try:
-                lease = self._fleet.lease(exchange.inference, standing, tried)
-            except Overloaded:
-                if failure is None:
-                    raise
-                return self._give_up(failure, client, trace)
-            with lease:
-                result = await self._try(lease, exchange, client, trace)
-            if not isinstance(result, Failure):
-                return result
-            failure = result
-            tried.add(lease.endpoint)
-            now = self._clock()
-            if not failure.may_retry or trace.tries >= self._max_tries or now >= exchange.inference.deadline:
-                return self._give_up(failure, client, trace)
-            if not self._budget.try_spend(now):
-                self._metrics.retries_denied.add(())
-                return self._give_up(failure, client, trace)
-            self._metrics.retries.add((failure.kind,))
+        place = await self._gate.enter(exchange.inference, standing)
+        trace.predicted_wait_s = place.predicted_wait_s
+        with place:
+            while True:
+                with place.lease as lease:
+                    failure = await self._try(lease, exchange, client, trace, place)
+                if not isinstance(failure, Failure):
+                    return failure
+                tried.add(lease.endpoint)
+                now = self._clock()
+                if not failure.may_retry or trace.tries >= self._max_tries or now >= exchange.inference.deadline:
+                    return self._give_up(failure, client, trace)
+                if not self._budget.try_spend(now):
+                    self._metrics.retries_denied.add(())
+                    return self._give_up(failure, client, trace)
+                self._metrics.retries.add((failure.kind,))
+                try:
+                    place.move(self._fleet.lease(exchange.inference, standing, tried))
+                except Overloaded:
+                    return self._give_up(failure, client, trace)
 
     async def _try_on(self, member: Member, exchange: Exchange, client: ClientAnswer, trace: Trace) -> StreamResponse:
         """Try the one endpoint that can serve this."""
         with self._fleet.lease_on(member, exchange.inference) as lease:
-            result = await self._try(lease, exchange, client, trace)
+            result = await self._try(lease, exchange, client, trace, lease)
         return self._give_up(result, client, trace) if isinstance(result, Failure) else result
 
     async def _try(
-        self, lease: Lease, exchange: Exchange, client: ClientAnswer, trace: Trace
+        self,
+        lease: Lease,
+        exchange: Exchange,
+        client: ClientAnswer,
+        trace: Trace,
+        told: Place | Lease,
     ) -> StreamResponse | Failure:
-        """Send to one endpoint; relay what it answers, or say why not."""
+        """Send to one endpoint; relay what it answers, or say why not. `told` hears of the first token."""
         trace.tries += 1
         trace.choice = lease.choice
         trace.pool = lease.member.pool.name
         if trace.dispatched_at is None:
             trace.dispatched_at = self._clock()
         self._metrics.endpoint_requests.add((lease.endpoint.name, lease.choice.reason.value))
-        answer = Answer(exchange.route.shape, hides_usage=exchange.call.hides_usage, on_first_token=lease.first_token)
+        answer = Answer(exchange.route.shape, hides_usage=exchange.call.hides_usage, on_first_token=told.first_token)
         in_flight = lease.member.in_flight
         in_flight.add(answer)
         presumed = None
         if not exchange.call.is_stream:
             loop = asyncio.get_running_loop()
-            presumed = loop.call_later(lease.prefilled_in_s, lease.presume_first_token)
+            presumed = loop.call_later(lease.prefilled_in_s, told.presume_first_token)
         try:
             await ask(answer, self._upstream, lease, exchange, self._timeouts.first_byte_s)
             if answer.is_good:
@@ -342,6 +349,8 @@ def kvlane_lines(trace: Trace) -> bytes:
         f"x-kvlane-reason: {choice.reason.value}\r\nx-kvlane-queue-ms: {queue_ms}\r\n"
         f"x-kvlane-prompt-tokens: {trace.prompt_tokens}\r\n"
     )
+    if trace.predicted_wait_s is not None:
+        lines += f"x-kvlane-predicted-queue-ms: {int(trace.predicted_wait_s * 1000)}\r\n"
     if choice.cached_tokens is not None:
         lines += f"x-kvlane-cached-tokens: {choice.cached_tokens}\r\n"
     return lines.encode()

@@ -8,6 +8,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MEBIBYTE = 1 << 20
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$"  # names become header values and metric labels
 
 
 def _no_bool(value: object) -> object:
@@ -19,6 +20,7 @@ def _no_bool(value: object) -> object:
 
 Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_no_bool)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_no_bool)]
+Share = Annotated[float, Field(ge=0, le=1), BeforeValidator(_no_bool)]
 Count = Annotated[int, Field(ge=1), BeforeValidator(_no_bool)]
 
 
@@ -118,3 +120,58 @@ class Routing(Section):
     session_header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")] | None = Field(
         None, description="A request header that names a session: it takes the place of the system prompt on the ring."
     )
+
+
+class ClassConfig(Section):
+    """A class of service."""
+
+    name: Annotated[str, Field(pattern=NAME)] = Field(description="Unique; in metrics, logs and headers.")
+    max_queued: Count = Field(10_000, description="Requests that may wait; more are refused.")
+    max_queue_wait_s: Seconds = Field(
+        30, description="Longer none waits: refused on arrival where the prediction says so."
+    )
+    crowded_wait_s: Seconds | None = Field(
+        None, description="The same for newcomers once somebody has been waiting for 2 s without a break."
+    )
+    ceiling: Share = Field(1.0, description="How full an endpoint may be to take another of this class.")
+    floor: Share = Field(0.0, description="Share of the work that it gets while it waits, whatever else does.")
+
+
+class Admission(Section):
+    """Who waits in the gateway, how long, and who is told no."""
+
+    enabled: bool = Field(True, description="Off: engines queue for themselves, without a limit.")
+    tpot_slo_s: Seconds = Field(
+        0.05, description="Seconds per output token: an endpoint has room while its streams keep to it."
+    )
+    max_inflight: Count | None = Field(
+        None, description="Requests that an endpoint may have besides; none: work and memory alone decide."
+    )
+    keepalive_s: Seconds | None = Field(
+        None,
+        description="A stream that waits gets `: ping` so often. That commits its status to 200: refusals and failures "
+        "come as events of the stream then.",
+    )
+    classes: Annotated[tuple[ClassConfig, ...], Field(min_length=1)] = Field(
+        (
+            ClassConfig(name="interactive"),
+            ClassConfig(name="batch", max_queue_wait_s=600, ceiling=0.9, floor=0.1),
+        ),
+        description="The first before the second.",
+    )
+    service_tiers: dict[str, str] = Field(
+        {"flex": "batch", "batch": "batch"}, description="Class of requests by their `service_tier`."
+    )
+    class_header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")] = Field(
+        "x-kvlane-class", description="A request header that names the class."
+    )
+
+    @model_validator(mode="after")
+    def _classes_are_known(self) -> Self:
+        names = [each.name for each in self.classes]
+        if len(set(names)) < len(names):
+            raise ValueError("two classes have the same name")
+        unknown = sorted(set(self.service_tiers.values()) - set(names))
+        if unknown and "service_tiers" in self.model_fields_set:
+            raise ValueError(f"service_tiers names classes that are none: {', '.join(unknown)}")
+        return self

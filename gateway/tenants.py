@@ -21,6 +21,10 @@ class Tenant:
     models: frozenset[str] = frozenset()
     """Models it may use; empty: all."""
     kvlane_headers: bool = True
+    service_class: str | None = None
+    """The best class of service that its requests may have; None: any."""
+    weight: float = 1.0
+    """Its share of what is served while tenants compete."""
 
     def may_use(self, model: str) -> bool:
         """Whether a model is open to it."""
@@ -45,7 +49,9 @@ class Tenants:
     def __init__(self, configs: Iterable[TenantConfig]) -> None:
         self._by_digest: dict[bytes, Tenant] = {}
         for config in configs:
-            tenant = Tenant(config.name, frozenset(config.models), config.kvlane_headers)
+            tenant = Tenant(
+                config.name, frozenset(config.models), config.kvlane_headers, config.service_class, config.weight
+            )
             for digest in config.key_sha256:
                 self._by_digest[bytes.fromhex(digest)] = tenant
 

@@ -25,6 +25,8 @@ class Trace:
     choice: Choice | None = None
     tries: int = 0
     dispatched_at: float | None = None
+    predicted_wait_s: float | None = None
+    """In the queue, as predicted when it came."""
     first_token_at: float | None = None
     last_byte_at: float | None = None
     prompt_tokens: int = 0

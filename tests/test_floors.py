@@ -49,7 +49,8 @@ LEVELS = (
         "kvstream",
     ),
     # 2: bring two or three of them together
-    ("relay", "probe", "admin", "readers + questions", "kvevents + told + gauges"),
+    ("relay", "probe", "admin", "readers + questions", "kvevents + told", "gate", "classes"),
+    ("gauges",),
     # 3: the life of a request
     ("proxy + exchange + attempt + stored + intake",),
     # 4: builds everything

@@ -8,12 +8,14 @@ import orjson
 import pytest
 
 from gateway import openai
+from gateway.classes import Classes
 from gateway.config import EndpointConfig
 from gateway.errors import ContextLengthExceeded
 from gateway.exchange import Exchange
 from gateway.fleet import Fleet
 from gateway.intake import Intake
 from gateway.routes import ENGINE_ROUTES
+from gateway.sections import Admission
 from gateway.tenants import ANONYMOUS
 from gateway.tokens.plain import TextReader
 from gateway.trace import Trace
@@ -37,7 +39,7 @@ class Desk:
 
     def __init__(self, session_header: str | None = None) -> None:
         self.fleet = fleet()
-        self.intake = Intake(self.fleet, lambda model: TextReader(), session_header)
+        self.intake = Intake(self.fleet, lambda model: TextReader(), Classes(Admission()), session_header)
 
     def exchange(self, body: dict[str, Any], path: str = CHAT) -> Exchange:
         route = ENGINE_ROUTES[path]
