@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -15,12 +16,16 @@ from loadtests.settings import Settings
 from loadtests.tokens import WORDS
 from policies import forecast
 from policies.health import State
-from tests.fleet_fixtures import CHAT, FAST, House, Reply, before, house, leave, prompt, until
+from tests.fleet_fixtures import CHAT, FAST, House, Reply, before, leave, prompt, until
+from tests.fleet_fixtures import house as any_house
 
 FOR_LONG = Settings(time_scale=1.0)
 """A token every 7 ms: 1,000 of them last."""
 BUSY = Settings(time_scale=0.2)
 """Five times as fast as life: prompts take their time, and a test does not."""
+
+
+house = partial(any_house, policy="least_work")
 
 
 def text(seed: int, tokens: int) -> str:
@@ -109,7 +114,7 @@ async def test_r9_a_hot_prefix_spills_to_few_homes_and_back(policy: str) -> None
     7 = ceil(100 / (1.25 * 101 / 8)).
     """
     system = text(9, 1000)
-    async with house(8, BUSY, policy=policy) as whole:
+    async with any_house(8, BUSY, policy=policy) as whole:
         rounds = []
         for turn in range(2):
             bodies = [asking(system, f"q {turn} {at}", tokens=20) for at in range(100)]
