@@ -329,3 +329,12 @@ async def test_what_an_engine_only_counts_it_does_not_hold(path: str) -> None:
         body = asking(text(50, 600), "hello", max_tokens=5)
         assert (await whole.post(path, body)).status == 200
         assert predicted(await whole.post(CHAT, body)) == 0
+
+
+async def test_a_prompt_that_the_engine_refused_is_not_thought_to_be_held() -> None:
+    body = asking(text(51, 900), "hello")
+    async with house(1) as whole:
+        refused = await whole.post(CHAT, body | {"cache_salt": ""})
+        assert refused.status == 400
+        assert predicted(await whole.post(CHAT, body)) == 0
+        assert predicted(await whole.post(CHAT, body)) > 700

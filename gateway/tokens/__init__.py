@@ -55,7 +55,19 @@ class PromptReader(Protocol):
 
 BYTES_PER_TOKEN = 4
 _TEXT_FIELDS = frozenset(
-    ("messages", "prompt", "input", "system", "instructions", "tools", "query", "documents", "text_1", "text_2")
+    (
+        "messages",
+        "prompt",
+        "input",
+        "system",
+        "instructions",
+        "tools",
+        "query",
+        "documents",
+        "text_1",
+        "text_2",
+        "chat_template_kwargs",
+    )
 )
 MAX_DEPTH = 32  # deeper structures are nobody's prompt
 
