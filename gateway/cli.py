@@ -16,6 +16,7 @@ from rich.console import Console
 
 from gateway.app import Gateway, StartError
 from gateway.config import Config, ConfigError, load, quick
+from gateway.readers import unreadable
 
 app = typer.Typer(
     name="kvlane",
@@ -75,6 +76,11 @@ def check(
     if file is None:
         give_up("say which FILE to check, or --json-schema")
     config = read(file, None)
+    problems = unreadable(config.models)
+    for problem in problems:
+        err.print(f"kvlane: {file}: {problem}", markup=False)
+    if problems:
+        raise SystemExit(WRONG_INPUT)
     pools = len(config.pools)
     endpoints = sum(len(pool.endpoints) for pool in config.pools)
     out.print(f"{file} is good: {pools} pool{'s' * (pools > 1)}, {endpoints} endpoint{'s' * (endpoints > 1)}")

@@ -35,6 +35,7 @@ from policies.work import PROFILES
 
 VISIBLE_ASCII = re.compile(r"[!-~]+")
 DEFAULT_PROFILE_NAME = "bench-8b"
+ModelName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f]+$")]
 ASK_ENGINE = "engine"  # for a tokenizer
 REPLAY_ADDRESS = re.compile(r"tcp://[^\s/]+:\d{1,5}|ipc://\S+")
 ADDRESS = re.compile(rf"(?:bind:)?(?:{REPLAY_ADDRESS.pattern})|https?://\S+")
@@ -182,7 +183,7 @@ class PoolConfig(Section):
     name: Annotated[str, Field(pattern=NAME)] = Field("default", description="Unique; in headers and metrics.")
     policy: str = Field("least_work", description="One of: " + ", ".join(POLICIES) + ".")
     max_context_tokens: Count | None = Field(
-        None, description="Prompt plus output it takes; none: what its largest engine takes."
+        None, description="Prompt plus output it takes, if not more than its largest engine; none: what that takes."
     )
     max_uncached_tokens: Count | None = Field(
         None, description="Prompts with more that is not cached go to a pool with a larger limit, where there is one."
@@ -198,11 +199,11 @@ class PoolConfig(Section):
 class ModelConfig(Section):
     """What is known of a model beside what its engines say. Models need no entry to be served."""
 
-    name: Annotated[str, Field(min_length=1, max_length=256)] = Field(description="As the engines call it.")
-    aliases: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(
+    name: ModelName = Field(description="As the engines call it.")
+    aliases: tuple[ModelName, ...] = Field(
         (), description="Other names by which clients may ask for it; engines see its own."
     )
-    tokenizer: str | None = Field(
+    tokenizer: Annotated[str, Field(min_length=1)] | None = Field(
         None,
         description="A tokenizer.json, a directory with one, a hub id (org/name), or `engine` to ask the engine's own "
         "/tokenize; none: tokens are estimated from bytes.",
@@ -213,7 +214,9 @@ class ModelConfig(Section):
         description="Variables of the template, as the engines are started with them (vLLM: "
         "--default-chat-template-kwargs).",
     )
-    image_tokens: Count = Field(1024, description="What an image counts for, where the tokenizer cannot say.")
+    image_tokens: Annotated[Count, Field(le=100_000)] = Field(
+        1024, description="What an image, a sound or a file counts for: nobody decodes them here."
+    )
 
     @field_validator("tokenizer", "chat_template")
     @classmethod
@@ -228,8 +231,8 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _template_has_a_tokenizer(self) -> Self:
-        if self.chat_template is not None and self.tokenizer in (None, ASK_ENGINE):
-            raise ValueError("chat_template needs a tokenizer that is loaded here")
+        if self.tokenizer in (None, ASK_ENGINE) and (self.chat_template is not None or self.chat_template_kwargs):
+            raise ValueError("a chat template, or variables of one, need a tokenizer that is loaded here")
         return self
 
 

@@ -7,6 +7,7 @@ again after any of them has changed.
 Fleet writes the books and tells health what requests met; `gateway/probe.py` writes what polls found. Nobody else does.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ from policies.pools import Serving, Standing, TooLong, candidates, earliest_s, s
 from policies.prefix import root_of
 from policies.request import BlockHash, InferenceRequest, unit_for
 from policies.tickets import ServiceClass
-from policies.work import PROFILES, WorkModel
+from policies.work import PROFILES, Make, WorkModel
 
 UNKNOWN_WAIT_S = 1.0  # about one health interval: when something may be up again
 
@@ -64,6 +65,8 @@ class Fleet:
         self._policies: dict[Pool, Policy] = {}
         self._members: dict[Endpoint, Member] = {}
         self._facts: dict[str, ModelFacts] = {}
+        self._makes: defaultdict[tuple[str, str], Make] = defaultdict(Make)
+        """By pool and profile: engines that are thought to be alike learn from each other."""
 
     # Who is there.
 
@@ -91,7 +94,7 @@ class Fleet:
             config.url,
             frozenset(config.models),
             max_context_tokens=config.max_context_tokens,
-            work=WorkModel(PROFILES[config.profile]),
+            work=WorkModel(PROFILES[config.profile], self._makes[pool.name, config.profile]),
         )
         member = Member(config, pool, endpoint, config.known_kind)
         pool.members.append(member)
@@ -136,7 +139,9 @@ class Fleet:
         if report.block_tokens is None:
             report.block_tokens = old.block_tokens
         member.endpoint.report = report
-        member.endpoint.outlook = None  # reckoned anew when asked for
+        member.endpoint.forget_outlook()
+        if report.at > old.at > float("-inf"):
+            member.endpoint.work.relax(report.at - old.at)
         member.forecast.note_counters(report.prefix_hit_tokens, report.prefix_query_tokens, report.at)
         if report.block_tokens != old.block_tokens:
             self.changed()

@@ -20,7 +20,7 @@ from policies.request import InferenceRequest
 class Lease:
     """One request's charge on one endpoint."""
 
-    __slots__ = ("_charge", "_clock", "_is_open", "_output_tokens", "choice", "member")
+    __slots__ = ("_charge", "_clock", "_held_before", "_is_open", "_is_refused", "_output_tokens", "choice", "member")
 
     def __init__(self, member: Member, choice: Choice, request: InferenceRequest, clock: Callable[[], float]) -> None:
         now = clock()
@@ -33,6 +33,8 @@ class Lease:
         self.choice = choice
         self._clock = clock
         self._is_open = True
+        self._is_refused = False
+        self._held_before = index.matched_on(choice.endpoint, request.prefix) if request.prefix else 0
         self._charge = books.dispatch(choice.endpoint, request, now, choice.cached_tokens or 0)
         index.learn(choice.endpoint, request.prefix, now)
         member.leases_total += 1
@@ -72,6 +74,10 @@ class Lease:
                 self._clock(),
             )
 
+    def refused(self) -> None:
+        """Note that the engine did not take the request: it computes nothing of it, and holds no more than before."""
+        self._is_refused = True
+
     def served(self) -> None:
         """Note that the engine answered: it lives, whatever it said."""
         self.endpoint.health.served()
@@ -101,3 +107,6 @@ class Lease:
         assert self._is_open
         self._is_open = False
         books.finish(self._charge, self._clock(), self._output_tokens)
+        new = self._charge.request.prefix[self._held_before :]
+        if self._is_refused and new:
+            self.member.pool.index.unlearn(self.endpoint, new, self.endpoint.outstanding.pinned)

@@ -22,6 +22,8 @@ from gateway.splice import Buffer, TooManyMembers, append_member, edit
 STEERING_FIELDS = frozenset(("priority", "data_parallel_rank", "routed_dp_rank"))
 UNKNOWN_TO_SOME = frozenset(("service_tier",))
 MAX_MODEL_CHARS = 256
+MAX_CHOICES = 128  # OpenAI's limit; who asks for more is not believed
+MAX_NESTED = 100_000  # objects and arrays of a body, some 30 ms to parse; those that stand in texts are counted as well
 
 
 @dataclass(slots=True)
@@ -82,6 +84,8 @@ def parse(route: Route, content_type: str, body: bytes) -> Call:
     if route.is_multipart:
         field = read_field(content_type, body, "model", 4 * MAX_MODEL_CHARS + 1)
         return Call(_checked_model(None if field is None else field.value), model_field=field)
+    if len(body) > MAX_NESTED and body.count(b"{") + body.count(b"[") > MAX_NESTED:
+        raise InvalidBody(f"the body has more than {MAX_NESTED} objects and arrays")
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -104,7 +108,7 @@ def parse(route: Route, content_type: str, body: bytes) -> Call:
         is_stream=is_stream,
         document=document,
         max_tokens=_max_tokens(document) if route.generates else 0,
-        choices=_choices(document) if route.generates else 1,
+        choices=_choices(route, document) if route.generates else 1,
         hides_usage=hides_usage,
         previous_response_id=previous if isinstance(previous, str) else None,
         dropped=tuple(document.keys() & (STEERING_FIELDS | route.steering_fields)),
@@ -129,10 +133,10 @@ def _max_tokens(document: dict[str, Any]) -> int | None:
     return None
 
 
-def _choices(document: dict[str, Any]) -> int:
+def _choices(route: Route, document: dict[str, Any]) -> int:
     choices = 1
-    for name in ("n", "best_of"):
+    for name in ("n", "best_of") if route.shape is Shape.COMPLETION else ("n",):
         value = document.get(name)
         if type(value) is int and value > choices:
             choices = value
-    return choices
+    return min(choices, MAX_CHOICES)

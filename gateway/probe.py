@@ -153,7 +153,7 @@ class Probe:
                 "endpoint %s: cached prompt tokens are not what they should be: expected %.0f %%, reported %.0f %%; "
                 "is its prefix caching on, and the tokenizer and chat template here the engine's own?",
                 member.endpoint.name,
-                100 * forecast.predicted / max(1.0, forecast.prompt),
+                min(100.0, 100 * forecast.predicted / max(1.0, forecast.prompt)),
                 100 * (forecast.hit_ratio or 0.0),
             )
         else:
@@ -179,6 +179,7 @@ class Probe:
             run = adapter.incarnation(pages)
             if run is not None and watch.run not in (None, run):
                 self._fleet.renew(member)
+                watch.models_at = NEVER  # it may serve others now
                 log.warning("endpoint %s has restarted", member.endpoint.name)
             watch.run = run or watch.run
         if adapter is not None and state_is_due:

@@ -241,6 +241,7 @@ class Proxy:
             if answer.is_good:
                 return await self._relay(answer, lease, exchange, client, trace)
             failure = judge(answer, lease)
+            lease.refused()
         finally:
             answer.close()
             in_flight.discard(answer)

@@ -1,5 +1,6 @@
 """Questions: asks an engine of a model something on the side: how it would tokenize a prompt."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,11 @@ from gateway.config import Kind
 from gateway.fleet import Fleet
 from gateway.members import Member
 
+log = logging.getLogger(__name__)
+
 PATIENCE_S = 2.0  # a prompt waits for it; an estimate now is better than a count then
-MAX_ANSWER_BYTES = 16 << 20
+SILENT_S = 5.0  # after it did not answer nobody is asked about that model for so long: each prompt would wait for it
+MAX_ANSWER_BYTES = 4 << 20
 
 
 class Questions:
@@ -21,6 +25,7 @@ class Questions:
         self._fleet = fleet
         self._session = session
         self._clock = clock
+        self._silent_until: dict[str, float] = {}
 
     def kind_of(self, model: str) -> Kind | None:
         """Tell what kind of engine would be asked; None where none is up."""
@@ -30,7 +35,7 @@ class Questions:
     async def ask(self, model: str, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
         """Post a body to an engine; None for whatever goes wrong."""
         member = self._member(model)
-        if member is None:
+        if member is None or self._clock() < self._silent_until.get(model, 0.0):
             return None
         headers = {"content-type": "application/json"}
         if member.config.api_key:
@@ -49,7 +54,10 @@ class Questions:
                 while len(answer) < MAX_ANSWER_BYTES and (more := await response.content.read(MAX_ANSWER_BYTES)):
                     answer += more
                 found = orjson.loads(answer)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, TypeError):
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, TypeError) as error:
+            if self._clock() >= self._silent_until.get(model, 0.0):
+                self._silent_until[model] = self._clock() + SILENT_S
+                log.warning("%s%s did not answer: %s", member.endpoint.name, path, type(error).__name__)
             return None
         return found if isinstance(found, dict) else None
 

@@ -8,6 +8,7 @@ meanwhile.
 import asyncio
 from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from gateway.config import ASK_ENGINE, Kind, ModelConfig
@@ -17,6 +18,7 @@ from gateway.tokens import PromptReader, Reading
 from gateway.tokens.asked import Dialect, EngineReader
 from gateway.tokens.encoding import Encoder
 from gateway.tokens.loaded import LoadingReader, token_reader
+from gateway.tokens.loading import load_tokenizer
 from gateway.tokens.plain import TextReader
 from policies.request import BlockHash
 
@@ -96,3 +98,17 @@ class AskingReader:
         dialect = DIALECTS.get(kind) if kind is not None else None
         reader = self._fallback if dialect is None else self._by_dialect[dialect]
         return await reader.read(route, document, root, unit_tokens)
+
+
+def unreadable(configs: Iterable[ModelConfig]) -> list[str]:
+    """Load every tokenizer that is on this machine; give what is wrong with them. Takes seconds."""
+    problems = []
+    for at, config in enumerate(configs):
+        source = config.tokenizer
+        if source is None or source == ASK_ENGINE or not Path(source).expanduser().exists():
+            continue
+        try:
+            load_tokenizer(source, chat_template=config.chat_template)
+        except Exception as error:  # whatever it is, it is better known now
+            problems.append(f"models[{at}].tokenizer: {' '.join(str(error).split())[:300]}")
+    return problems

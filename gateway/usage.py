@@ -14,6 +14,7 @@ import orjson
 _KEY = b'"usage"'
 _OPENING = re.compile(rb"\s*:\s*\{")
 MAX_USAGE_BYTES = 4096
+MAX_COUNT = 1 << 31  # of tokens of one request; an engine that says more is out of its mind
 
 
 @dataclass(slots=True)
@@ -76,8 +77,10 @@ def usage_of(counts: dict[str, Any]) -> Usage | None:
         # Anthropic counts what was read from and written to the cache beside input_tokens, not inside.
         cached = read
         prompt = (prompt or 0) + read + (_count(counts.get("cache_creation_input_tokens")) or 0)
+    if cached is not None and prompt is not None:
+        cached = min(cached, prompt)
     return Usage(prompt, output, cached)
 
 
 def _count(value: object) -> int | None:
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else None

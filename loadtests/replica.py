@@ -31,7 +31,7 @@ from policies.policy import Choice
 from policies.pools import TooLong, serving, standing_of
 from policies.request import UNIT_TOKENS, BlockHash, InferenceRequest
 from policies.tickets import State, Ticket
-from policies.work import PROFILES, WorkModel
+from policies.work import PROFILES, Make, WorkModel
 
 MODEL = "sim"
 UNIT_BLOCKS = UNIT_TOKENS // BLOCK_TOKENS
@@ -92,8 +92,9 @@ class Replica:
         self._ring_key = ring_key
         self.index = TrueIndex() if share == "events" else PrefixIndex()
         self._habits = OutputHabits()
+        make = Make()
         self.endpoints = [
-            Endpoint(f"e{place}", f"sim://e{place}", frozenset((MODEL,)), work=_work(profile, work_factor))
+            Endpoint(f"e{place}", f"sim://e{place}", frozenset((MODEL,)), work=_work(profile, work_factor, make))
             for place in range(len(engines))
         ]
         self._places = {endpoint: place for place, endpoint in enumerate(self.endpoints)}
@@ -180,6 +181,8 @@ class Replica:
         for endpoint, engine in zip(self.endpoints, self._engines, strict=True):
             report = endpoint.report
             report.running, report.waiting, report.kv_usage = engine.running, engine.waiting, engine.kv_usage
+            if report.at > float("-inf"):
+                endpoint.work.relax(now - report.at)
             report.at = now
 
     def _verdicts(self, tickets: Sequence[Ticket], now: float) -> list[Verdict]:
@@ -265,8 +268,8 @@ class _FixedWork(WorkModel):
         """Learn nothing."""
 
 
-def _work(profile: str, factor: float) -> WorkModel:
+def _work(profile: str, factor: float, make: Make) -> WorkModel:
     if factor == 1.0:
-        return WorkModel(PROFILES[profile])
+        return WorkModel(PROFILES[profile], make)
     true = PROFILES[profile]
     return _FixedWork(replace(true, p0=true.p0 * factor, p1=true.p1 * factor, p2=true.p2 * factor))

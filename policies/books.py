@@ -128,33 +128,27 @@ def _tail(request: InferenceRequest) -> int:
     return max(0, request.prompt_tokens - len(request.prefix) * request.unit_tokens)
 
 
-def _shared(pinned: dict[BlockHash, int], prefix: tuple[BlockHash, ...]) -> int:
-    """Count the leading units that are pinned; whoever pins one pins all before it."""
-    low, high = 0, len(prefix)
-    while low < high:
-        middle = (low + high) >> 1
-        if prefix[middle] in pinned:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
 def _pin(pinned: dict[BlockHash, int], prefix: tuple[BlockHash, ...]) -> int:
-    """Pin the units of a prompt, and count those that nobody held."""
-    shared = _shared(pinned, prefix)
-    for unit in prefix[:shared]:
-        pinned[unit] += 1
-    pinned.update(dict.fromkeys(prefix[shared:], 1))
-    return len(prefix) - shared
+    """Pin the units of a prompt, and count those that nobody held.
+
+    Unit by unit, though a prompt's units are held in their order: a client can make ids whose hashes repeat.
+    """
+    new = 0
+    for unit in prefix:
+        held = pinned.get(unit, 0)
+        pinned[unit] = held + 1
+        new += not held
+    return new
 
 
 def _unpin(pinned: dict[BlockHash, int], prefix: tuple[BlockHash, ...]) -> int:
     """Give the units of a prompt back, and count those that nobody holds now."""
-    left = len(prefix)
-    while left and pinned[prefix[left - 1]] == 1:
-        left -= 1
-        del pinned[prefix[left]]
-    for unit in prefix[:left]:
-        pinned[unit] -= 1
-    return len(prefix) - left
+    free = 0
+    for unit in prefix:
+        held = pinned[unit] - 1
+        if held:
+            pinned[unit] = held
+        else:
+            del pinned[unit]
+            free += 1
+    return free

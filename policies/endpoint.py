@@ -149,6 +149,13 @@ class Endpoint:
     outlook: Outlook | None = field(default=None, init=False)
     """What `reckon` found, until books or report change: None then. So a policy that does not ask pays nothing."""
 
+    def __post_init__(self) -> None:
+        self.work.listener = self.forget_outlook
+
+    def forget_outlook(self) -> None:
+        """Have the outlook reckoned anew when it is asked for."""
+        self.outlook = None
+
     def __repr__(self) -> str:
         return f"<Endpoint {self.name} {self.health.state.value} {self.outstanding.requests} in flight>"
 

@@ -18,7 +18,7 @@ of it elsewhere. An engine whose events tell but a part (`unfollow`) is judged b
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from policies.endpoint import Endpoint
 from policies.request import BlockHash
@@ -154,6 +154,15 @@ class PrefixIndex:
             holding.planted[prefix[known]] = len(prefix) - known
             holding.planted_units += len(prefix) - known
         self._note(endpoint, holding, prefix, known, now)
+
+    def unlearn(self, endpoint: Endpoint, prefix: Sequence[BlockHash], kept: Container[BlockHash]) -> None:
+        """Take back what `learn` noted of a prompt that the engine refused, but for units in `kept`."""
+        holding = self._holdings.get(endpoint)
+        if holding is not None:
+            for unit in reversed(prefix):
+                if unit in kept:
+                    break
+                self._drop(holding, unit)
 
     def follow(self, endpoint: Endpoint) -> None:
         """Believe an endpoint's KV events from now on: `stored`, `removed`, `forget`."""

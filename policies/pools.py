@@ -95,10 +95,9 @@ def _fits(serving: Serving, request: InferenceRequest, prompt_tokens: int) -> bo
 
 
 def _limit_of(pool: Pool, endpoints: list[Endpoint]) -> float:
-    """Give the prompt plus output that a pool takes: its own limit, else that of its largest engine."""
-    if pool.max_context_tokens is not None:
-        return pool.max_context_tokens
-    return max(float("inf") if each.max_context_tokens is None else each.max_context_tokens for each in endpoints)
+    """Give the prompt plus output that a pool takes: its own limit, and no more than its largest engine."""
+    largest = max(float("inf") if each.max_context_tokens is None else each.max_context_tokens for each in endpoints)
+    return largest if pool.max_context_tokens is None else min(largest, pool.max_context_tokens)
 
 
 def _uncached_limit(pool: Pool) -> float:

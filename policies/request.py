@@ -9,10 +9,15 @@ BlockHash = NewType("BlockHash", int)
 
 UNIT_TOKENS = 64  # at least; entries of 16 cost four times as much and route no better
 
+MAX_BLOCK_TOKENS = 2048  # an engine that says more is not believed
+
 
 def unit_for(block_tokens: Iterable[int]) -> int:
     """Give the tokens of a unit where engines have blocks of these sizes: a multiple of each, at least UNIT_TOKENS."""
-    block = lcm(*block_tokens)
+    sane = [block for block in block_tokens if 0 < block <= MAX_BLOCK_TOKENS]
+    block = lcm(*sane)
+    if block > MAX_BLOCK_TOKENS:  # of engines that have nothing in common: right for the coarsest
+        block = max(sane)
     return block * -(-UNIT_TOKENS // block)
 
 

@@ -4,10 +4,17 @@ A Profile is what one kind of GPU and model does with tokens, fitted offline. Ea
 the profile, times two factors (prefill, decode) that follow what is observed there. A factor moves by a small step in
 the logarithm of observed over predicted, so that one odd measurement counts for little, and stays within a bound: a
 model wrong by 4 still routes within 7 % of the right one, but one that ran away would not.
+
+Half of a step is learned for all engines of one make (those of a pool that began with the same profile), and half for
+the engine itself. Else the first that is found faster than its profile would look faster than its idle twins for ever,
+and they would never be asked again. For the same reason what an engine has of its own fades: one that was slow is tried
+again, and unlike GPUs under traffic are told apart all the time.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp, log
+from weakref import WeakSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +52,64 @@ DEFAULT_PROFILE = PROFILES["bench-8b"]  # the middle of the table; what it gets 
 
 MAX_FACTOR = 8.0  # the slowest row of the table is 7 times the fastest
 PACE = 0.05  # some twenty observations make a factor believe
+MAX_LOG = log(MAX_FACTOR)
+STEP = 0.02  # of what is common: less is no reason to reckon all endpoints anew
+OWN_FADES_S = 60.0  # to a third: under traffic a factor is learned a hundred times meanwhile
 MAX_RATIO = 4.0  # what one observation may claim: a pause of the engine is no measurement
 
 
+class Make:
+    """What the engines of one make have in common, in logarithms; told to all of them when it has moved by a step."""
+
+    __slots__ = ("_told", "decode", "models", "prefill")
+
+    def __init__(self) -> None:
+        self.prefill = self.decode = 0.0
+        self._told = (0.0, 0.0)
+        self.models: WeakSet[WorkModel] = WeakSet()
+
+    def tell(self) -> None:
+        """Let all engines know, if there is something to know."""
+        prefill, decode = self._told
+        if abs(self.prefill - prefill) > STEP or abs(self.decode - decode) > STEP:
+            self._told = (self.prefill, self.decode)
+            for model in self.models:
+                model.scale()
+
+
 class WorkModel:
-    """Seconds of one endpoint. The coefficients `d0` to `p2` are in seconds and include the factors."""
+    """Seconds of one endpoint. The coefficients `d0` to `p2` are in seconds and include the factors.
 
-    __slots__ = ("_decode", "_prefill", "d0", "d1", "d2", "p0", "p1", "p2", "profile")
+    Args:
+        make: What it shares with others; its own alone by default.
+    """
 
-    def __init__(self, profile: Profile = DEFAULT_PROFILE) -> None:
+    __slots__ = (
+        "__weakref__",
+        "_decode",
+        "_prefill",
+        "d0",
+        "d1",
+        "d2",
+        "listener",
+        "make",
+        "p0",
+        "p1",
+        "p2",
+        "profile",
+    )
+
+    def __init__(self, profile: Profile = DEFAULT_PROFILE, make: Make | None = None) -> None:
         self.profile = profile
-        self._prefill = self._decode = 1.0
-        self._scale()
+        self.make = Make() if make is None else make
+        self.make.models.add(self)
+        self._prefill = self._decode = 0.0
+        self.listener: Callable[[], None] | None = None
+        """Told when the coefficients change by what others observed."""
+        self.scale()
 
     def __repr__(self) -> str:
-        return f"<WorkModel prefill x{self._prefill:.2f} decode x{self._decode:.2f}>"
+        return f"<WorkModel prefill x{self._factors()[0]:.2f} decode x{self._factors()[1]:.2f}>"
 
     def prefill_s(self, uncached_tokens: int, cached_tokens: int) -> float:
         """Seconds of engine time for a prompt, beyond what its steps cost anyway."""
@@ -71,24 +121,53 @@ class WorkModel:
 
     def observe_prefill(self, predicted_s: float, observed_s: float) -> None:
         """Learn from a prompt that waited for no other: what this model said until its first token, and the truth."""
-        self._prefill = moved(self._prefill, predicted_s, observed_s)
-        self._scale()
+        step = _step(predicted_s, observed_s)
+        self._prefill = _bounded(self._prefill + step)
+        self.make.prefill = _bounded(self.make.prefill + step)
+        self.scale()
+        self.make.tell()
 
     def observe_decode(self, predicted_s: float, observed_s: float) -> None:
         """Learn from a step: what this model said of its batch, and seconds per token without others' prefills."""
-        self._decode = moved(self._decode, predicted_s, observed_s)
-        self._scale()
+        step = _step(predicted_s, observed_s)
+        self._decode = _bounded(self._decode + step)
+        self.make.decode = _bounded(self.make.decode + step)
+        self.scale()
+        self.make.tell()
 
-    def _scale(self) -> None:
+    def relax(self, passed_s: float) -> None:
+        """Forget a little of what it has of its own: so much time has passed."""
+        left = exp(-passed_s / OWN_FADES_S)
+        self._prefill *= left
+        self._decode *= left
+        self.scale()
+
+    def scale(self) -> None:
+        """Bring the coefficients up to date."""
         profile = self.profile
-        decode, prefill = self._decode / 1e3, self._prefill / 1e3
+        prefill, decode = self._factors()
+        prefill, decode = prefill / 1e3, decode / 1e3
         self.d0, self.d1, self.d2 = profile.d0 * decode, profile.d1 * decode, profile.d2 * decode
         self.p0, self.p1, self.p2 = profile.p0 * prefill, profile.p1 * prefill, profile.p2 * prefill
+        if self.listener is not None:
+            self.listener()
+
+    def _factors(self) -> tuple[float, float]:
+        make = self.make
+        return exp(_bounded(self._prefill + make.prefill)), exp(_bounded(self._decode + make.decode))
+
+
+def _step(predicted_s: float, observed_s: float) -> float:
+    """Give half a step towards what was observed."""
+    if predicted_s <= 0.0 or observed_s <= 0.0:
+        return 0.0
+    return PACE / 2 * log(min(max(observed_s / predicted_s, 1 / MAX_RATIO), MAX_RATIO))
+
+
+def _bounded(logarithm: float) -> float:
+    return min(max(logarithm, -MAX_LOG), MAX_LOG)
 
 
 def moved(factor: float, predicted_s: float, observed_s: float) -> float:
     """Move a factor a step towards observed over predicted; it stays where either is nothing."""
-    if predicted_s <= 0.0 or observed_s <= 0.0:
-        return factor
-    ratio = min(max(observed_s / predicted_s, 1 / MAX_RATIO), MAX_RATIO)
-    return min(max(factor * exp(PACE * log(ratio)), 1 / MAX_FACTOR), MAX_FACTOR)
+    return exp(_bounded(log(factor) + 2 * _step(predicted_s, observed_s)))

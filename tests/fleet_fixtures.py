@@ -31,7 +31,7 @@ SECTIONS: dict[str, dict[str, object]] = {
 
 
 def config(
-    urls: list[str], *, policy: str = "least_work", endpoint: dict[str, Any] | None = None, **sections: Any
+    urls: list[str], *, policy: str = "least_requests", endpoint: dict[str, Any] | None = None, **sections: Any
 ) -> Config:
     """Make a configuration for engines e0, e1, … with health checks twenty times as often as by default.
 
@@ -41,7 +41,8 @@ def config(
         endpoint: What is said of each engine beside its name and URL.
         sections: Of the configuration, over those of `SECTIONS`.
     """
-    endpoints = [{"name": f"e{at}", "url": url, **(endpoint or {})} for at, url in enumerate(urls)]
+    said = {"kv_events": "off", **(endpoint or {})}  # so that engines see clients' requests and polls, and nothing else
+    endpoints = [{"name": f"e{at}", "url": url, **said} for at, url in enumerate(urls)]
     quick = {name: {**section, **sections.pop(name, {})} for name, section in SECTIONS.items()}
     pools = [{"policy": policy, "endpoints": endpoints}]
     return build({**quick, "pools": pools, **sections}, "test", {})

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -15,12 +16,16 @@ from loadtests.settings import Settings
 from loadtests.tokens import WORDS
 from policies import forecast
 from policies.health import State
-from tests.fleet_fixtures import CHAT, FAST, House, Reply, before, house, leave, prompt, until
+from tests.fleet_fixtures import CHAT, FAST, House, Reply, before, leave, prompt, until
+from tests.fleet_fixtures import house as any_house
 
 FOR_LONG = Settings(time_scale=1.0)
 """A token every 7 ms: 1,000 of them last."""
 BUSY = Settings(time_scale=0.2)
 """Five times as fast as life: prompts take their time, and a test does not."""
+
+
+house = partial(any_house, policy="least_work")
 
 
 def text(seed: int, tokens: int) -> str:
@@ -109,7 +114,7 @@ async def test_r9_a_hot_prefix_spills_to_few_homes_and_back(policy: str) -> None
     7 = ceil(100 / (1.25 * 101 / 8)).
     """
     system = text(9, 1000)
-    async with house(8, BUSY, policy=policy) as whole:
+    async with any_house(8, BUSY, policy=policy) as whole:
         rounds = []
         for turn in range(2):
             bodies = [asking(system, f"q {turn} {at}", tokens=20) for at in range(100)]
@@ -324,3 +329,12 @@ async def test_what_an_engine_only_counts_it_does_not_hold(path: str) -> None:
         body = asking(text(50, 600), "hello", max_tokens=5)
         assert (await whole.post(path, body)).status == 200
         assert predicted(await whole.post(CHAT, body)) == 0
+
+
+async def test_a_prompt_that_the_engine_refused_is_not_thought_to_be_held() -> None:
+    body = asking(text(51, 900), "hello")
+    async with house(1) as whole:
+        refused = await whole.post(CHAT, body | {"cache_salt": ""})
+        assert refused.status == 400
+        assert predicted(await whole.post(CHAT, body)) == 0
+        assert predicted(await whole.post(CHAT, body)) > 700

@@ -55,25 +55,42 @@ class PromptReader(Protocol):
 
 BYTES_PER_TOKEN = 4
 _TEXT_FIELDS = frozenset(
-    ("messages", "prompt", "input", "system", "instructions", "tools", "query", "documents", "text_1", "text_2")
+    (
+        "messages",
+        "prompt",
+        "input",
+        "system",
+        "instructions",
+        "tools",
+        "query",
+        "documents",
+        "text_1",
+        "text_2",
+        "chat_template_kwargs",
+    )
 )
 MAX_DEPTH = 32  # deeper structures are nobody's prompt
+
+
+MAX_VALUES = 20_000  # of one prompt are looked at, some 20 ms: a prompt of more is no prompt
+UNCOUNTED = 1 << 30  # tokens: so much, for all that anybody knows
 
 
 def estimate_prompt_tokens(document: dict[str, Any]) -> int:
     """Estimate the prompt tokens of a parsed body, by what engines would put into the prompt."""
     text_bytes = ids = 0
+    left = [MAX_VALUES]
     for name in document.keys() & _TEXT_FIELDS:
         value = document[name]
         if value:
-            more_bytes, more_ids = _measure(value, 0)
+            more_bytes, more_ids = _measure(value, 0, left)
             text_bytes += more_bytes
             ids += more_ids
-    return ids + -(-text_bytes // BYTES_PER_TOKEN)
+    return UNCOUNTED if left[0] < 0 else ids + -(-text_bytes // BYTES_PER_TOKEN)
 
 
-def _measure(value: Any, depth: int) -> tuple[int, int]:
-    """Give the bytes of text and the number of token ids within a value."""
+def _measure(value: Any, depth: int, left: list[int]) -> tuple[int, int]:
+    """Give the bytes of text and the number of token ids within a value; `left` says how many more may be looked at."""
     if isinstance(value, str):
         return _bytes_of(value), 0
     if isinstance(value, list):
@@ -87,12 +104,13 @@ def _measure(value: Any, depth: int) -> tuple[int, int]:
     else:
         return 0, 0
     text_bytes = ids = 0
-    if depth < MAX_DEPTH:
+    left[0] -= len(parts)
+    if depth < MAX_DEPTH and left[0] >= 0:
         for part in parts:
             if type(part) is str:
                 text_bytes += len(part) if part.isascii() else _bytes_of(part)
             elif part:
-                more_bytes, more_ids = _measure(part, depth + 1)
+                more_bytes, more_ids = _measure(part, depth + 1, left)
                 text_bytes += more_bytes
                 ids += more_ids
     return text_bytes, ids

@@ -7,6 +7,7 @@ It costs the engine its tokenizing twice and the request a round trip, so answer
 comes back that is no list of ids, or nothing in time, is an estimate. Pictures are not sent.
 """
 
+import asyncio
 from array import array
 from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
@@ -95,7 +96,9 @@ class EngineReader:
         if not 0 < len(texts) <= MAX_PROMPTS:
             return None
         has_affixes = document.get("add_special_tokens", True) is not False
-        prompts = [await self._answer(self._prompt(text, has_affixes), self._prompt_ids) for text in texts]
+        prompts = await asyncio.gather(
+            *(self._answer(self._prompt(text, has_affixes), self._prompt_ids) for text in texts)
+        )
         whole = [prompt for prompt in prompts if prompt is not None]
         if len(whole) < len(prompts):
             return None
@@ -112,7 +115,7 @@ class EngineReader:
         if kept is not None:
             return array("I", kept)
         found = await ask(body)
-        if not isinstance(found, list):
+        if not isinstance(found, list) or not found:
             return None
         if not all(type(number) is int and number >= 0 for number in found):
             return None

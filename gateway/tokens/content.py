@@ -11,13 +11,14 @@ What differs from the body, each because the engine does it and the tokens show 
 """
 
 import json
+import secrets
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import jinja2.nodes as nodes
 
-from gateway.tokens.media import PART_KEYS, content_of, is_media
+from gateway.tokens.media import MAX_MEDIA, PART_KEYS, content_of, is_media
 
 _TEXT_PARTS = {
     "text": "text",
@@ -38,9 +39,12 @@ class OddBody(Exception):
     """Messages or tools that no engine takes."""
 
 
+NONCE = secrets.token_hex(8)  # nobody outside can write a mark into a text
+
+
 def mark_of(at: int) -> str:
     """Give the mark of the picture with this number."""
-    return f"\x00media {at}\x00"
+    return f"\x00media {NONCE} {at}\x00"
 
 
 def normalise(messages: object, media: list[bytes], *, by_part: bool, knows_developers: bool) -> list[dict[str, Any]]:
@@ -124,6 +128,8 @@ def _parts(content: object, media: list[bytes], by_part: bool) -> object:
             extra = {name: value for name, value in part.items() if name not in _KNOWN_PART_FIELDS} if by_part else {}
             kept.append({"type": "text", "text": text, **extra} if by_part else text)
         elif is_media(part):
+            if len(media) >= MAX_MEDIA:
+                raise OddBody(f"more than {MAX_MEDIA} pictures")
             mark = mark_of(len(media))
             media.append(content_of(part))
             pictures.append(mark)

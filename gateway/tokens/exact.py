@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from gateway.routes import Route, Shape
 from gateway.tokens import BYTES_PER_TOKEN, PromptReader, Reading, estimate_prompt_tokens
-from gateway.tokens.content import OddBody, normalise, normalise_tools
+from gateway.tokens.content import NONCE, OddBody, normalise, normalise_tools
 from gateway.tokens.encoding import INLINE_CHARS, LARGE_BYTES, Encode, Encoder
 from gateway.tokens.media import IMAGE_TOKENS
 from gateway.tokens.plain import OPENING_UNITS, ids_prompts, key_of, read_ids
@@ -33,7 +33,9 @@ MAX_TEXT_BYTES = 2 << 20  # half a million tokens; the list of them is made in o
 RENDERED_INLINE_BYTES = 128 << 10  # longer conversations, or of more messages, are rendered in a thread
 RENDERED_INLINE_MESSAGES = 100
 SEGMENTS_IN_A_ROW = 128  # read anew before the loop has its turn: half a millisecond
-MARK = re.compile("\x00media ([0-9]+)\x00")
+MARK = re.compile(f"\x00media {NONCE} ([0-9]+)\x00")
+MAX_TEXTS = 2048  # of one request, as OpenAI's embeddings take; more are estimated
+CHARS_IN_A_ROW = 8192  # of texts that are encoded on the loop, one after the other
 _EXACT_PATHS = frozenset(("/v1/embeddings", "/tokenize", "/classify", "/pooling"))
 
 
@@ -121,11 +123,20 @@ class TokenReader:
             return None if reading is None else _truncated(reading, document)
         texts = texts_of(route, document)
         has_affixes = document.get("add_special_tokens", True) is not False
-        chains = [await self._chain(text, [], root, unit_tokens, has_affixes) for text in texts]
-        if not chains or None in chains:
+        if not 0 < len(texts) <= MAX_TEXTS:
             return None
-        first, tokens = chains[0], sum(chain.tokens for chain in chains if chain)
-        assert first is not None
+        chains: list[Chain] = []
+        in_a_row = 0
+        for text in texts:
+            in_a_row += len(text) + 1
+            if in_a_row > CHARS_IN_A_ROW:
+                await asyncio.sleep(0)
+                in_a_row = 0
+            chain = await self._chain(text, [], root, unit_tokens, has_affixes)
+            if chain is None:
+                return None
+            chains.append(chain)
+        first, tokens = chains[0], sum(chain.tokens for chain in chains)
         system_key, opening_key = self._keys(texts[0], root)
         if opening_key is None:
             hashes = first.hashes[:OPENING_UNITS]
@@ -195,8 +206,7 @@ class TokenReader:
         return [*pieces, last]
 
     def _picture(self, media: Sequence[bytes], at: int) -> bytes:
-        # A client can write a mark into its text: such a one is no picture.
-        return media_ids(media[at], self._image_tokens).tobytes() if at < len(media) else b""
+        return media_ids(media[at], self._image_tokens).tobytes()
 
     async def _extend(self, chain: Chain, text: str) -> bool:
         """Read the next of a prompt's text; False: too much else is being read."""

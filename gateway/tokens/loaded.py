@@ -56,6 +56,11 @@ class LoadingReader:
         except NotLoaded as error:
             self.problem = str(error)
             log.warning("model %s is read without its tokenizer: %s", self._name, error)
+        except Exception as error:  # what nobody thought of in somebody's files must not pass in silence
+            self.problem = (
+                f"its tokenizer cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            )
+            log.warning("model %s is read without its tokenizer: %s", self._name, self.problem, exc_info=True)
         else:
             self.is_loaded = True
             log.info("the tokenizer of model %s is loaded", self._name)

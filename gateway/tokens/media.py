@@ -10,6 +10,7 @@ import orjson
 from xxhash import xxh3_128_digest
 
 IMAGE_TOKENS = 1024  # 1024 x 1024 pixels at Qwen3-VL, which makes one token of 32 x 32
+MAX_MEDIA = 128  # of one prompt are told apart; ids stand for each of their tokens
 PART_KEYS = (
     "image_url",
     "input_image",

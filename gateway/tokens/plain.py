@@ -18,9 +18,9 @@ import orjson
 from xxhash import xxh3_64
 
 from gateway.routes import Route, Shape
-from gateway.tokens import BYTES_PER_TOKEN, MAX_DEPTH, Reading
+from gateway.tokens import BYTES_PER_TOKEN, MAX_DEPTH, MAX_VALUES, Reading
 from gateway.tokens.encoding import LARGE_BYTES, Turnstile
-from gateway.tokens.media import IMAGE_TOKENS, content_of, is_media
+from gateway.tokens.media import IMAGE_TOKENS, MAX_MEDIA, content_of, is_media
 from policies.prefix import block_hashes, media_ids, text_hashes
 from policies.request import BlockHash
 
@@ -70,8 +70,10 @@ class _Layout:
     def __init__(self, image_tokens: int) -> None:
         self._image_tokens = image_tokens
         self.pieces: list[bytes] = []
+        self._media = 0
+        self._values = 0
         self.further_bytes = 0
-        """Of prompts after the first."""
+        """Of prompts after the first, and of pictures after MAX_MEDIA."""
         self.system_pieces: int | None = None
         """Pieces up to the end of system prompt and tools, where there are any."""
         self.opening_pieces: int | None = None
@@ -104,6 +106,8 @@ class _Layout:
     def _put_messages(self, messages: list[Any]) -> None:
         is_leading = True
         for message in messages:
+            if self._values > MAX_VALUES:
+                break
             if not isinstance(message, dict):
                 self._put(message, 0)
                 continue
@@ -130,11 +134,14 @@ class _Layout:
             self._put(prompt, 0)
         if len(prompts) > 1:
             further = _Layout(self._image_tokens)
-            for prompt in prompts[1:]:
+            for prompt in prompts[1 : MAX_VALUES + 1]:
                 further._put(prompt, 0)
             self.further_bytes += sum(map(len, further.pieces))
 
     def _put(self, value: Any, depth: int) -> None:
+        self._values += 1
+        if self._values > MAX_VALUES:
+            return
         if isinstance(value, str):
             self.pieces.append(value.encode("utf-8", "surrogatepass"))
             self.pieces.append(_END)
@@ -142,11 +149,15 @@ class _Layout:
             if value and type(value[0]) is int:
                 self._put_json(value)
             elif depth < MAX_DEPTH:
-                for part in value:
+                for part in value[: MAX_VALUES + 1]:
                     self._put(part, depth + 1)
         elif isinstance(value, dict) and depth < MAX_DEPTH:
             if is_media(value):
-                self.pieces.append(media_ids(content_of(value), self._image_tokens).tobytes())
+                self._media += 1
+                if self._media <= MAX_MEDIA:
+                    self.pieces.append(media_ids(content_of(value), self._image_tokens).tobytes())
+                else:
+                    self.further_bytes += self._image_tokens * BYTES_PER_TOKEN
                 return
             for part in value.values():
                 if part:

@@ -209,7 +209,11 @@ def _put_item(messages: list[dict[str, Any]], item: object) -> None:
         if previous is None:
             messages.append({"role": "assistant", "tool_calls": [call]})
         else:
-            previous["tool_calls"] = [*(previous.get("tool_calls") or ()), call]
+            calls = previous.get("tool_calls")
+            if isinstance(calls, list):
+                calls.append(call)
+            else:
+                previous["tool_calls"] = [call]
     elif kind == "function_call_output":
         messages.append({"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")})
     elif kind == "reasoning":

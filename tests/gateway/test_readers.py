@@ -67,6 +67,22 @@ async def test_p9_a_tokenizer_that_is_none_keeps_the_gateway_from_starting(tmp_p
     await gateway.stop()
 
 
+@pytest.mark.parametrize(
+    "broken", ['{"chat_template": 5}', '{"chat_template": [{"nm": "x"}]}', '{"added_tokens_decoder": {"x": {}}}']
+)
+async def test_p9_check_tells_what_serve_would_find(tmp_path: Path, broken: str) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((TOKENIZER / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(broken)
+    file = tmp_path / "kvlane.yaml"
+    file.write_text(f"pools: [{{endpoints: [{{url: 'http://h:1'}}]}}]\nmodels: [{{name: m, tokenizer: {tmp_path}}}]\n")
+    status, _, complaint = await run("check", str(file))
+    assert (status, "models[0].tokenizer: " in complaint) == (2, True)
+    gateway = Gateway(config(["http://127.0.0.1:9"], models=named(tokenizer=str(tmp_path))))
+    with pytest.raises(StartError, match="models: sim: "):
+        await gateway.start()
+    await gateway.stop()
+
+
 async def test_p9_an_unreadable_tokenizer_is_one_line_and_exit_2(tmp_path: Path) -> None:
     file = tmp_path / "kvlane.yaml"
     file.write_text("pools: [{endpoints: [{url: 'http://h:1'}]}]\nmodels: [{name: m, tokenizer: /no/such/place}]\n")

@@ -21,7 +21,7 @@ from tests.loadtests.test_demo import PORTS, free_ports
 
 SEED, USERS = 0, 1
 TIME_SCALE = 0.2  # of the wire: hit rates hang on the order of things, little on their pace
-NEAR = 0.1  # how far hit rates may be apart: on a ring, keys of another making fall elsewhere
+NEAR = 0.2  # a busy machine is slow to answer, and prompts that come later find more cached
 PLAN = Plan(port=0, engine_port=0, time_scale=TIME_SCALE)
 WITHIN_S = 120.0
 

@@ -234,3 +234,15 @@ def test_a_first_token_that_nobody_saw_teaches_nothing() -> None:
     books.finish(charge, 99.0, 100)
     assert repr(at.work) == before
     assert at.outstanding == Outstanding()
+
+
+def test_units_whose_hashes_repeat_are_given_back_whole() -> None:
+    """Hashes have no key: a client can make token ids whose units all have the same one."""
+    at = endpoint()
+    forged = request("r")._replace(prefix=(BlockHash(7), BlockHash(7), BlockHash(8), BlockHash(7)), prompt_tokens=256)
+    crossed = request("s")._replace(prefix=(BlockHash(8), BlockHash(9)), prompt_tokens=128)
+    charges = [books.dispatch(at, each, 0.0) for each in (forged, crossed, forged)]
+    assert at.outstanding.pinned == {7: 6, 8: 3, 9: 1}
+    for charge in charges:
+        books.finish(charge, 1.0)
+    assert at.outstanding == Outstanding()

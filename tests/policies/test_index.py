@@ -236,3 +236,16 @@ def test_planted_is_what_came_with_prompts_that_were_mostly_new() -> None:
     assert index.planted([at]) == [100]
     index.forget(at)
     assert index.planted([at]) == [0]
+
+
+def test_what_an_engine_refused_is_unlearned_but_for_what_others_have_in_flight() -> None:
+    index, (at, other) = PrefixIndex(), endpoints(2)
+    head, mine, theirs = prefix((1, 4)), prefix((1, 4), (2, 3)), prefix((1, 4), (3, 3))
+    index.learn(at, theirs, 0.0)
+    index.learn(at, mine, 0.0)
+    index.unlearn(at, mine[len(head) :], set(theirs))
+    assert index.matched_on(at, mine) == len(head)
+    assert index.matched_on(at, theirs) == len(theirs)
+    index.unlearn(at, theirs, set(head))
+    assert index.matched_on(at, theirs) == len(head)
+    index.unlearn(other, theirs, ())

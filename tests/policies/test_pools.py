@@ -132,6 +132,11 @@ def test_a_pool_without_a_limit_takes_what_its_largest_engine_takes() -> None:
     other.models, other.max_context_tokens = frozenset(("x",)), 99_999
     pool = Pool("p", [small, large, other])
     assert serving([pool], "m") == [Serving(16_384, pool)]
+    pool.max_context_tokens = 20_000
+    assert serving([pool], "m") == [Serving(16_384, pool)]
+    pool.max_context_tokens = 8192
+    assert serving([pool], "m") == [Serving(8192, pool)]
+    pool.max_context_tokens = None
     pool.endpoints.append(silent)
     assert serving([pool], "m") == [Serving(float("inf"), pool)]
 

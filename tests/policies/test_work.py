@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.work import MAX_FACTOR, PROFILES, WorkModel
+from policies.work import MAX_FACTOR, PROFILES, Make, WorkModel
 
 
 def test_a_prefill_takes_what_the_profile_says() -> None:
@@ -40,3 +40,41 @@ def test_a_wrong_profile_is_put_right(truth: float) -> None:
     for _ in range(150):
         work.observe_prefill(work.prefill_s(1000, 0), truth * plain.prefill_s(1000, 0))
     assert work.prefill_s(1000, 0) == pytest.approx(truth * plain.prefill_s(1000, 0), rel=0.05)
+
+
+def test_engines_of_one_make_learn_from_each_other() -> None:
+    """The first to be found 2.5 times as fast as its profile is not for ever the only one that looks fast."""
+    make, told = Make(), []
+    one, other = WorkModel(make=make), WorkModel(make=make)
+    other.listener = lambda: told.append(other.p1)
+    plain = WorkModel().p1
+    for _ in range(200):
+        one.observe_prefill(one.p1, 0.4 * plain)
+        one.relax(1.0)
+    assert one.p1 == pytest.approx(0.4 * plain, rel=0.05)
+    assert other.p1 == pytest.approx(0.4 * plain, rel=0.2)
+    assert 20 < len(told) < 60
+
+
+def test_unlike_engines_of_one_make_are_told_apart_under_traffic() -> None:
+    make = Make()
+    fast, slow = WorkModel(make=make), WorkModel(make=make)
+    plain = WorkModel().p1
+    for _ in range(300):
+        for _ in range(3):
+            fast.observe_prefill(fast.p1, plain)
+            slow.observe_prefill(slow.p1, 4 * plain)
+        fast.relax(1.0)
+        slow.relax(1.0)
+    assert slow.p1 / fast.p1 == pytest.approx(4, rel=0.3)
+
+
+def test_what_an_engine_has_of_its_own_fades_when_nobody_looks() -> None:
+    make = Make()
+    one, other = WorkModel(make=make), WorkModel(make=make)
+    for _ in range(300):
+        one.observe_decode(one.d0, 5 * WorkModel().d0)
+        other.observe_decode(other.d0, WorkModel().d0)
+    assert one.d0 > 2 * other.d0
+    one.relax(600.0)
+    assert one.d0 < 2.5 * WorkModel().d0

@@ -50,7 +50,7 @@ async def serving(
     """
     listen = {"port": 0, "admin_port": 0, **sections.pop("listen", {})}
     health = {"interval_s": 0.05, "state_interval_s": 0.05, **sections.pop("health", {})}
-    told = {"kind": "vllm", "models": ["sim"], **(endpoint or {})}
+    told = {"kind": "vllm", "models": ["sim"], "kv_events": "off", **(endpoint or {})}
     endpoints = [{"name": f"E{at}", "url": url, **told} for at, url in enumerate(urls)]
     pools = [{"policy": policy, "endpoints": endpoints}]
     config = build({"listen": listen, "health": health, "pools": pools, **sections}, "test", {})
