@@ -11,7 +11,8 @@ A grant is a promise: it counts at its endpoint until `started` says that the bo
 the ticket leaves. So grants and departures may come in any order within a tick, and no place is lost or given twice.
 
 next     When a first token or an end makes room at an endpoint, it takes one of the WINDOW that are next in the fair
-         order (`shares.py`): the one with the least prefill there less ALPHA times what it has waited. Taking the very
+         order (`shares.py`): the one with the least prefill there, less ALPHA_S when it has waited for as long as its
+         class may in a crowd, and in proportion. Taking the very
          first brings prompts to where nothing of them is cached, and costs a quarter of the goodput.
 classes  In the order of the configuration, the first before the second. A class fills endpoints to its `ceiling` only,
          so that those before it find room at once; one that waits and has had less than its `floor` of the work
@@ -42,8 +43,8 @@ from policies.shares import FairOrder
 from policies.tickets import Refusal, ServiceClass, State, Ticket
 from policies.waits import Drain, Errors, Recent
 
-WINDOW = 32
-ALPHA = 0.2  # with .05 goodput is 2 % better, and the tenants with rare prompts get half of what others do
+WINDOW = 64
+ALPHA_S = 0.1  # of prefill: what one has waited for as long as its class may, it may cost more
 PATIENCE_S = 2.0
 
 CLASSES = (
@@ -69,12 +70,12 @@ class _Line:
         self.drain = Drain()
         self.served = Recent()
         self.crowded_since = 0.0
+        self.least_bound_s = min(rules.max_queue_wait_s, rules.crowded_wait_s)
 
     def bound_s(self, now: float) -> float:
         """Say how long one may wait here now."""
-        rules = self.rules
         is_crowd = bool(self.order) and now - self.crowded_since > PATIENCE_S
-        return min(rules.max_queue_wait_s, rules.crowded_wait_s) if is_crowd else rules.max_queue_wait_s
+        return self.least_bound_s if is_crowd else self.rules.max_queue_wait_s
 
 
 class AdmissionQueue:
@@ -285,13 +286,13 @@ class AdmissionQueue:
     def _nearest(self, endpoint: Endpoint, line: _Line, now: float) -> Ticket | None:
         """Of the next few in fair order, find the one with the least to compute there, less what it has waited."""
         best, best_s, seen = None, 0.0, 0
-        p1 = endpoint.work.p1
+        p1, alpha = endpoint.work.p1, ALPHA_S / line.least_bound_s
         for ticket in line.order:
             request = ticket.request
             if not may_take(endpoint, request):
                 continue
             uncached = request.prompt_tokens - self._held(endpoint, request)
-            score_s = p1 * uncached - ALPHA * (now - ticket.arrived_at)
+            score_s = p1 * uncached - alpha * (now - ticket.arrived_at)
             if (best is None or score_s < best_s) and self._flow.fits(
                 endpoint, request, uncached, self._sums.get(endpoint, NOTHING)
             ):
