@@ -17,8 +17,8 @@ next     When a first token or an end makes room at an endpoint, it takes one of
 classes  In the order of the configuration, the first before the second. A class fills endpoints to its `ceiling` only,
          so that those before it find room at once; one that waits and has had less than its `floor` of the work
          served lately goes before all others, whatever its ceiling.
-wait     Seconds until it would start: the work before it in its class over the rate at which the class was drained
-         while somebody waited there.
+wait     Seconds until it would start: the work before it in its class, and at least that of the WINDOW, over the rate
+         at which the class was drained while somebody waited there; times how waits turned out lately.
 no       Whoever is last in the fair order of a class that is too full, until it is not: too many wait there, or the
          last would wait longer than the class may. That is the newcomer, unless its tenant has had less than others:
          then the last of whoever asked for the most has to go. Also refused: who would miss its own deadline, at once,
@@ -41,10 +41,11 @@ from policies.pools import Standing, is_full, may_take
 from policies.request import InferenceRequest
 from policies.shares import FairOrder
 from policies.tickets import Refusal, ServiceClass, State, Ticket
-from policies.waits import Drain, Errors, Recent
+from policies.waits import Correction, Drain, Errors, Recent
 
 WINDOW = 64
-ALPHA_S = 0.1  # of prefill: what one has waited for as long as its class may, it may cost more
+ALPHA_S = 0.05  # of prefill: what one has waited for as long as its class may, it may cost more
+OVERDUE, OVERDUE_S = 0.75, 1e6  # who has waited so much of what it may goes first, whatever it costs
 PATIENCE_S = 2.0
 
 CLASSES = (
@@ -68,9 +69,16 @@ class _Line:
         self.rules = rules
         self.order: FairOrder[Ticket] = FairOrder()
         self.drain = Drain()
+        self.correction = Correction()
         self.served = Recent()
         self.crowded_since = 0.0
         self.least_bound_s = min(rules.max_queue_wait_s, rules.crowded_wait_s)
+
+    def predicted_s(self, ahead: float) -> float:
+        """Predict the wait behind so much work: of the WINDOW that are next, anyone may be last."""
+        order = self.order
+        near = order.work * min(1.0, WINDOW / len(order)) if order else 0.0
+        return self.correction.seconds(self.drain.seconds(max(ahead, near)))
 
     def bound_s(self, now: float) -> float:
         """Say how long one may wait here now."""
@@ -136,7 +144,7 @@ class AdmissionQueue:
         """Predict the wait of one who would be the last of a class, from what is known now."""
         line = self._lines[name]
         line.drain.note(now, bool(line.order))
-        return line.drain.seconds(line.order.work)
+        return line.predicted_s(line.order.work)
 
     def saturation(self, now: float) -> float:
         """Say how full the emptiest endpoint that may be used is; 1 or more: all are full. 0 where there is none."""
@@ -169,7 +177,7 @@ class AdmissionQueue:
         ticket.place = line.order.add(ticket, request.tenant, request.weight, ticket.work)
         changed += [each for each in self._trim(line, ticket, now) if each is not ticket]
         if ticket.state is State.WAITING:
-            ticket.predicted_wait_s = line.drain.seconds(line.order.ahead(ticket.place))
+            ticket.predicted_wait_s = line.predicted_s(line.order.ahead(ticket.place))
             if now + ticket.predicted_wait_s > request.deadline:
                 self._take_out(ticket, line, now)
                 ticket.refuse(Refusal.DEADLINE)
@@ -292,7 +300,10 @@ class AdmissionQueue:
             if not may_take(endpoint, request):
                 continue
             uncached = request.prompt_tokens - self._held(endpoint, request)
-            score_s = p1 * uncached - alpha * (now - ticket.arrived_at)
+            waited_s = now - ticket.arrived_at
+            score_s = p1 * uncached - alpha * waited_s
+            if waited_s > OVERDUE * line.rules.max_queue_wait_s:
+                score_s -= OVERDUE_S
             if (best is None or score_s < best_s) and self._flow.fits(
                 endpoint, request, uncached, self._sums.get(endpoint, NOTHING)
             ):
@@ -310,6 +321,7 @@ class AdmissionQueue:
             ticket.place = None
             ticket.waited_s = now - ticket.arrived_at
             self.errors.note(ticket.predicted_wait_s, ticket.waited_s)
+            line.correction.learn(ticket.predicted_wait_s, ticket.waited_s)
         ticket.state, ticket.choice, ticket.endpoint = State.GRANTED, choice, choice.endpoint
         self.running += 1
         self._promised.setdefault(choice.endpoint, {})[ticket] = None
