@@ -18,7 +18,7 @@ classes  In the order of the configuration, the first before the second. A class
          so that those before it find room at once; one that waits and has had less than its `floor` of the work
          served lately goes before all others, whatever its ceiling.
 wait     Seconds until it would start: the work before it in its class, and at least that of the WINDOW, over the rate
-         at which the class was drained while somebody waited there; times how waits turned out lately.
+         at which the class was drained while somebody waited there.
 no       Whoever is last in the fair order of a class that is too full, until it is not: too many wait there, or the
          last would wait longer than the class may. That is the newcomer, unless its tenant has had less than others:
          then the last of whoever asked for the most has to go. Also refused: who would miss its own deadline, at once,
@@ -41,7 +41,7 @@ from policies.pools import Standing, is_full, may_take
 from policies.request import InferenceRequest
 from policies.shares import FairOrder
 from policies.tickets import Refusal, ServiceClass, State, Ticket
-from policies.waits import Correction, Drain, Errors, Recent
+from policies.waits import Drain, Errors, Recent
 
 WINDOW = 64
 ALPHA_S = 0.05  # of prefill: what one has waited for as long as its class may, it may cost more
@@ -69,7 +69,6 @@ class _Line:
         self.rules = rules
         self.order: FairOrder[Ticket] = FairOrder()
         self.drain = Drain()
-        self.correction = Correction()
         self.served = Recent()
         self.crowded_since = 0.0
         self.least_bound_s = min(rules.max_queue_wait_s, rules.crowded_wait_s)
@@ -78,7 +77,7 @@ class _Line:
         """Predict the wait behind so much work: of the WINDOW that are next, anyone may be last."""
         order = self.order
         near = order.work * min(1.0, WINDOW / len(order)) if order else 0.0
-        return self.correction.seconds(self.drain.seconds(max(ahead, near)))
+        return self.drain.seconds(max(ahead, near))
 
     def bound_s(self, now: float) -> float:
         """Say how long one may wait here now."""
@@ -321,7 +320,6 @@ class AdmissionQueue:
             ticket.place = None
             ticket.waited_s = now - ticket.arrived_at
             self.errors.note(ticket.predicted_wait_s, ticket.waited_s)
-            line.correction.learn(ticket.predicted_wait_s, ticket.waited_s)
         ticket.state, ticket.choice, ticket.endpoint = State.GRANTED, choice, choice.endpoint
         self.running += 1
         self._promised.setdefault(choice.endpoint, {})[ticket] = None

@@ -3,8 +3,6 @@
 from collections import deque
 from math import exp
 
-from policies.work import moved
-
 MEMORY_S = 10.0
 KEPT_ERRORS = 1024
 
@@ -31,21 +29,6 @@ class Drain:
     def seconds(self, work: float) -> float:
         """Predict how long it takes until so much has left."""
         return work * self._busy_s / self._work if self._work else 0.0
-
-
-class Correction:
-    """A predicted wait, put right by what waits turned out to be: the factor moves a little with each."""
-
-    def __init__(self) -> None:
-        self._factor = 1.0
-
-    def seconds(self, reckoned_s: float) -> float:
-        """Predict a wait from what was reckoned."""
-        return self._factor * reckoned_s
-
-    def learn(self, predicted_s: float, real_s: float) -> None:
-        """Note how one turned out."""
-        self._factor = moved(self._factor, predicted_s, real_s)
 
 
 class Recent:
