@@ -9,6 +9,7 @@ from loadtests.demo import demo
 from loadtests.experiment import simulate, spread
 from loadtests.fleet import fleet
 from loadtests.load import drive
+from loadtests.overload import overload
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(demo)
@@ -16,6 +17,7 @@ app.command()(fleet)
 app.command()(drive)
 app.command()(simulate)
 app.command()(bars)
+app.command()(overload)
 
 
 @app.callback()
