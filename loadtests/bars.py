@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtests.bench.decision import Fleet, decide
+from loadtests.doors import Admission
 from loadtests.experiment import watched
 from loadtests.results import Result
 from loadtests.scenario import load
@@ -43,6 +44,8 @@ FIXED = {"tenants": (125.0, 0.91, 0.12), "conv": (62.0, 0.66, 0.5), "rag": (26.0
 FACTORS = {2.0: 0.95, 0.5: 0.95, 4.0: 0.90, 0.25: 0.90}
 GATEWAYS = 4
 LONG_ENDPOINTS = 3  # two would spend .86 of their time on long prompts: a third of these came within 20 s
+CAPACITY = 150.0  # requests/s of `tenants` that eight engines serve well
+OVERLOADS = (1.5, 2.0, 3.0)
 DECISION_S = {16_384: (50e-6, 100e-6), 32_768: (100e-6, 200e-6)}
 
 
@@ -194,6 +197,36 @@ def _long(findings: list[Finding]) -> list[Row]:
     ]
 
 
+def _overload_cases(seeds: Sequence[int]) -> list[Case]:
+    return [
+        _case("overload", OURS, seed, rate=times * CAPACITY, admission=Admission.FLOW)
+        for times in OVERLOADS
+        for seed in seeds
+    ]
+
+
+def _overload(findings: list[Finding]) -> list[Row]:
+    rows = []
+    for times in OVERLOADS:
+        results = [
+            result
+            for finding in findings
+            if finding.case.admission is Admission.FLOW
+            for result in finding.runs
+            if result.rate == times * CAPACITY
+        ]
+        goodput = [each.goodput_per_s / CAPACITY for each in results]
+        rows += [
+            Row(f"{times:g} times: goodput over {CAPACITY:g}/s", goodput, 0.95),
+            Row(f"{times:g} times: SLO of the admitted", [each.admitted_slo for each in results], 0.99),
+            Row(f"{times:g} times: p99 TTFT, s", [each.normal_ttft_s.p99 or 0.0 for each in results], most=1.6),
+            Row(f"{times:g} times: Jain, by fair parts", [each.jain for each in results], 0.9),
+            Row(f"{times:g} times: Jain, by share of requests", [each.jain_share for each in results], 0.9),
+            Row(f"{times:g} times: batch's share of the work", [each.batch_share for each in results], 0.1),
+        ]
+    return rows
+
+
 def _model_cases(seeds: Sequence[int]) -> list[Case]:
     return [
         _case(name, OURS, seed, is_max_rate=True, work_factor=factor)
@@ -230,6 +263,7 @@ BARS = {
     "b2b": Bar("3: 150 customers on eight caches", _b2b_cases, _b2b),
     "gateways": Bar("4: four gateways", _gateway_cases, _gateways),
     "long": Bar("5: dirty at 25/s with three of eight engines for long prompts", _long_cases, _long),
+    "overload": Bar("6: overload, a fifth of it batch, in bursts", _overload_cases, _overload),
     "decision": Bar("8: a decision among 64 endpoints, CPU time", lambda seeds: [], _decision),
     "model": Bar("9: a wrong model of the engines", _model_cases, _model),
 }

@@ -9,6 +9,7 @@ from loadtests.demo import demo
 from loadtests.experiment import simulate, spread
 from loadtests.fleet import fleet
 from loadtests.load import drive
+from loadtests.overload import overload
 from loadtests.ranking import rank
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -18,6 +19,7 @@ app.command()(drive)
 app.command()(simulate)
 app.command()(bars)
 app.command()(rank)
+app.command()(overload)
 
 
 @app.callback()

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from loadtests.doors import Admission
 from loadtests.results import Result
 from loadtests.rules.catalog import NAMES
 from loadtests.scenario import load, names
@@ -68,6 +69,16 @@ def simulate(
     long_pool: Annotated[
         int, typer.Option(min=0, help="So many of the engines serve prompts from 32k tokens on, and only those.")
     ] = 0,
+    admission: Annotated[
+        Admission,
+        typer.Option(
+            help="Who is let in. none: all; max_concurrency: so many at once for each engine; wait_bound: where the "
+            "engine is to begin within so many seconds; flow: the gateway's own queue."
+        ),
+    ] = Admission.NONE,
+    limit: Annotated[
+        float | None, typer.Option(min=0, help="The figure of the rule; of flow: seconds to wait in a crowd.")
+    ] = None,
     rate: Annotated[float | None, typer.Option(min=0.001, help="Requests per second, not the scenario's.")] = None,
     max_rate: Annotated[bool, typer.Option("--max-rate", help="Find the highest rate within the SLO.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the numbers there; - is standard output.")] = None,
@@ -83,6 +94,8 @@ def simulate(
         raise typer.BadParameter(str(exc).strip("'\""), param_hint="SCENARIO") from exc
     if long_pool >= wanted.fleet.endpoints:
         raise typer.BadParameter("it leaves nobody for the others", param_hint="--long-pool")
+    if admission is Admission.FLOW and share is Share.EVENTS:
+        raise typer.BadParameter("the queue cannot look into the engines", param_hint="--share")
     cases = [
         Case(
             wanted,
@@ -94,7 +107,9 @@ def simulate(
             work_factor,
             long_pool,
             rate,
-            is_max_rate=max_rate,
+            admission,
+            limit,
+            max_rate,
         )
         for name in policy
         for number in seed

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from loadtests.report import Spread
+from loadtests.report import Spread, percentile
 from loadtests.scenario import Objective
 from loadtests.workloads import BATCH, Job
 
@@ -48,8 +48,9 @@ class Result:
     """Share of the requests served that were served well."""
     wait_s: Spread
     """In the gateway's queue, of those that it let in; batch aside."""
-    wait_error_s: Spread
-    """Predicted against real wait, either way, of those that waited and were let in; batch too."""
+    wait_error_s: tuple[float, float] | None
+    """Predicted against real wait, either way, of those that waited and were let in, batch aside: p50 and p90."""
+    batch_wait_error_s: tuple[float, float] | None
     jain: float
     """Jain's index over tenants: requests served over their fair part of all that were served; batch aside."""
     jain_share: float
@@ -82,6 +83,7 @@ class Tally:
     too_long: int = 0
     wait_s: list[float] = field(default_factory=list)
     wait_error_s: list[float] = field(default_factory=list)
+    batch_wait_error_s: list[float] = field(default_factory=list)
     asked: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     """Requests by tenant, batch aside."""
     served: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -106,10 +108,11 @@ class Tally:
 
     def wait(self, job: Job, wait_s: float, predicted_s: float) -> None:
         """Count a request that the gateway lets in."""
-        if job.service_class != BATCH:
+        is_batch = job.service_class == BATCH
+        if not is_batch:
             self.wait_s.append(wait_s)
         if wait_s:
-            self.wait_error_s.append(abs(predicted_s - wait_s))
+            (self.batch_wait_error_s if is_batch else self.wait_error_s).append(abs(predicted_s - wait_s))
 
     def finish(self, job: Job, cached_tokens: int, ttft_s: float, e2e_s: float) -> None:
         """Count a request that was served."""
@@ -177,7 +180,8 @@ class Tally:
             too_long=self.too_long,
             admitted_slo=self.good / max(1, len(self.ttft_s)),
             wait_s=Spread.of(self.wait_s),
-            wait_error_s=Spread.of(self.wait_error_s),
+            wait_error_s=_errors(self.wait_error_s),
+            batch_wait_error_s=_errors(self.batch_wait_error_s),
             jain=jain([self.served[name] / part for name, part in fair_parts(self.asked, sum(self.served.values()))]),
             jain_share=jain([self.served[name] / asked for name, asked in self.asked.items()]),
             batch_share=self.batch_work / max(1, self.work),
@@ -202,3 +206,8 @@ def jain(values: Sequence[float]) -> float:
     """Give Jain's index of fairness: 1 where all have alike, 1/n where one has all."""
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
+
+
+def _errors(values: list[float]) -> tuple[float, float] | None:
+    values.sort()
+    return (percentile(values, 0.5), percentile(values, 0.9)) if values else None

@@ -254,9 +254,10 @@ class Simulation:
         if node.due != due:
             return
         node.due = None
-        for event in node.engine.finish():
+        events = node.engine.finish()
+        self._wake(node)  # it goes on before anybody hears of it
+        for event in events:
             self._hear(event)
-        self._wake(node)
 
     def _hear(self, event: Event) -> None:
         """Bring the news of an engine to the gateway that sent the request, and from there to the others."""

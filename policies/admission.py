@@ -11,13 +11,14 @@ A grant is a promise: it counts at its endpoint until `started` says that the bo
 the ticket leaves. So grants and departures may come in any order within a tick, and no place is lost or given twice.
 
 next     When a first token or an end makes room at an endpoint, it takes one of the WINDOW that are next in the fair
-         order (`shares.py`): the one with the least prefill there less ALPHA times what it has waited. Taking the very
+         order (`shares.py`): the one with the least prefill there, less ALPHA_S when it has waited for as long as its
+         class may in a crowd, and in proportion. Taking the very
          first brings prompts to where nothing of them is cached, and costs a quarter of the goodput.
 classes  In the order of the configuration, the first before the second. A class fills endpoints to its `ceiling` only,
          so that those before it find room at once; one that waits and has had less than its `floor` of the work
          served lately goes before all others, whatever its ceiling.
-wait     Seconds until it would start: the work before it in its class over the rate at which the class was drained
-         while somebody waited there.
+wait     Seconds until it would start: the work before it in its class, and at least that of the WINDOW, over the rate
+         at which the class was drained while somebody waited there.
 no       Whoever is last in the fair order of a class that is too full, until it is not: too many wait there, or the
          last would wait longer than the class may. That is the newcomer, unless its tenant has had less than others:
          then the last of whoever asked for the most has to go. Also refused: who would miss its own deadline, at once,
@@ -42,8 +43,9 @@ from policies.shares import FairOrder
 from policies.tickets import Refusal, ServiceClass, State, Ticket
 from policies.waits import Drain, Errors, Recent
 
-WINDOW = 32
-ALPHA = 0.2  # with .05 goodput is 2 % better, and the tenants with rare prompts get half of what others do
+WINDOW = 64
+ALPHA_S = 0.05  # of prefill: what one has waited for as long as its class may, it may cost more
+OVERDUE, OVERDUE_S = 0.75, 1e6  # who has waited so much of what it may goes first, whatever it costs
 PATIENCE_S = 2.0
 
 CLASSES = (
@@ -69,12 +71,18 @@ class _Line:
         self.drain = Drain()
         self.served = Recent()
         self.crowded_since = 0.0
+        self.least_bound_s = min(rules.max_queue_wait_s, rules.crowded_wait_s)
+
+    def predicted_s(self, ahead: float) -> float:
+        """Predict the wait behind so much work: of the WINDOW that are next, anyone may be last."""
+        order = self.order
+        near = order.work * min(1.0, WINDOW / len(order)) if order else 0.0
+        return self.drain.seconds(max(ahead, near))
 
     def bound_s(self, now: float) -> float:
         """Say how long one may wait here now."""
-        rules = self.rules
         is_crowd = bool(self.order) and now - self.crowded_since > PATIENCE_S
-        return min(rules.max_queue_wait_s, rules.crowded_wait_s) if is_crowd else rules.max_queue_wait_s
+        return self.least_bound_s if is_crowd else self.rules.max_queue_wait_s
 
 
 class AdmissionQueue:
@@ -135,7 +143,7 @@ class AdmissionQueue:
         """Predict the wait of one who would be the last of a class, from what is known now."""
         line = self._lines[name]
         line.drain.note(now, bool(line.order))
-        return line.drain.seconds(line.order.work)
+        return line.predicted_s(line.order.work)
 
     def saturation(self, now: float) -> float:
         """Say how full the emptiest endpoint that may be used is; 1 or more: all are full. 0 where there is none."""
@@ -168,7 +176,7 @@ class AdmissionQueue:
         ticket.place = line.order.add(ticket, request.tenant, request.weight, ticket.work)
         changed += [each for each in self._trim(line, ticket, now) if each is not ticket]
         if ticket.state is State.WAITING:
-            ticket.predicted_wait_s = line.drain.seconds(line.order.ahead(ticket.place))
+            ticket.predicted_wait_s = line.predicted_s(line.order.ahead(ticket.place))
             if now + ticket.predicted_wait_s > request.deadline:
                 self._take_out(ticket, line, now)
                 ticket.refuse(Refusal.DEADLINE)
@@ -285,13 +293,16 @@ class AdmissionQueue:
     def _nearest(self, endpoint: Endpoint, line: _Line, now: float) -> Ticket | None:
         """Of the next few in fair order, find the one with the least to compute there, less what it has waited."""
         best, best_s, seen = None, 0.0, 0
-        p1 = endpoint.work.p1
+        p1, alpha = endpoint.work.p1, ALPHA_S / line.least_bound_s
         for ticket in line.order:
             request = ticket.request
             if not may_take(endpoint, request):
                 continue
             uncached = request.prompt_tokens - self._held(endpoint, request)
-            score_s = p1 * uncached - ALPHA * (now - ticket.arrived_at)
+            waited_s = now - ticket.arrived_at
+            score_s = p1 * uncached - alpha * waited_s
+            if waited_s > OVERDUE * line.rules.max_queue_wait_s:
+                score_s -= OVERDUE_S
             if (best is None or score_s < best_s) and self._flow.fits(
                 endpoint, request, uncached, self._sums.get(endpoint, NOTHING)
             ):

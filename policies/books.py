@@ -18,6 +18,7 @@ from policies.work import moved
 
 MIN_CACHED_LEFT = 16  # an engine computes at least one block anew, however much it has
 MIN_PREFILL_TOKENS = 256  # shorter prompts take one step whatever their length: they teach nothing of prefill
+MIN_PREFILL_STEPS = 2.0  # in decode steps: requests are sent when a step has ended, and wait for more or less than half
 MIN_STREAM_TOKENS = 16  # nor does a stream of a few steps teach what a step takes
 
 
@@ -53,11 +54,10 @@ def first_token(charge: Charge, now: float, *, is_seen: bool = True) -> None:
     endpoint, books = charge.endpoint, charge.endpoint.outstanding
     half = charge.request.output_tokens // 2
     charge.was_seen = is_seen
-    if is_seen and charge.was_first and charge.uncached_tokens >= MIN_PREFILL_TOKENS:
-        endpoint.work.observe_prefill(
-            charge.prefill_s + 1.5 * endpoint.work.step_s(books.decoding, books.context_tokens),
-            now - charge.dispatched_at,
-        )
+    step_s = endpoint.work.step_s(books.decoding, books.context_tokens)
+    is_long = charge.uncached_tokens >= MIN_PREFILL_TOKENS and charge.prefill_s >= MIN_PREFILL_STEPS * step_s
+    if is_seen and charge.was_first and is_long:
+        endpoint.work.observe_prefill(charge.prefill_s + 1.5 * step_s, now - charge.dispatched_at)
     _end_prefill(charge, now)
     _count_steps(endpoint, now)
     books.prefilled_s += charge.prefill_s
@@ -91,7 +91,7 @@ def finish(charge: Charge, now: float, output_tokens: int | None = None) -> None
             step_s = (charge.step_s + last) / 2
             endpoint.work.observe_decode(step_s, own_s / (output_tokens - 1))
             token_s = (now - charge.first_token_at) / (output_tokens - 1)
-            books.slip = moved(books.slip, step_s / (1 - books.share_of_prefill(now)), token_s)
+            books.slip = moved(books.slip, books.slip * step_s / (1 - books.share_of_prefill(now)), token_s)
         books.decoding -= 1
         books.context_tokens -= half
         books.begun_steps = books.begun_steps - charge.begun_steps if books.decoding else 0.0

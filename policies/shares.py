@@ -1,16 +1,18 @@
 """FairOrder: who of those that wait is next, so that tenants get equal shares of work by weight.
 
-Start-time fair queueing (Goyal, Vin, Cheng 1996). A request is tagged when it begins to wait; the least tag is next:
+Fair queueing (Demers, Keshav, Shenker 1989) by start tags. A request is tagged when it begins to wait; the least tag
+is next:
 
     tag     the later of the order's time and the tenant's own
     then    the tenant's own time goes on by work / weight
-    time    the least tag waiting, whenever somebody is served: it never goes back
+    time    goes on by work / weights of all tenants known, whenever somebody is served, whoever that is: so each of
+            them should have had so much
 
 A tenant that comes for the first time, or again after a while, starts at the order's time: ahead of all who have had
 more than it since, and with nothing saved up. One who asks for much has its requests far behind, where they are the
 first to be turned away: what a tenant is charged for requests that were not served it gets back.
 
-Bounded: a tenant is known while it waits or has had more than others, and all are forgotten when nobody waits.
+Bounded: a tenant is known while it waits or is ahead of the order's time, and all are forgotten when nobody waits.
 """
 
 from bisect import bisect_left, insort
@@ -39,6 +41,7 @@ class _Account:
     """What is known of a tenant."""
 
     time: float
+    weight: float
     waiting: int = 0
 
 
@@ -51,7 +54,7 @@ class FairOrder(Generic[T]):
         self._accounts: dict[str, _Account] = {}
         self._ahead: list[tuple[float, str]] = []  # heap of tenants' times, some stale
         self._numbers = count()
-        self._time = 0.0
+        self._time = self._weight = 0.0
         self.work = 0.0
         """Of all who wait."""
 
@@ -77,7 +80,8 @@ class FairOrder(Generic[T]):
         """Let somebody wait."""
         account = self._accounts.get(tenant)
         if account is None:
-            account = self._accounts[tenant] = _Account(self._time)
+            account = self._accounts[tenant] = _Account(self._time, weight)
+            self._weight += weight
         cost = work / weight
         place = Place(max(self._time, account.time), next(self._numbers), tenant, work, cost)
         account.time = place.tag + cost
@@ -95,8 +99,8 @@ class FairOrder(Generic[T]):
         return self.work - sum(each.work for each in islice(self._order, at, None))
 
     def serve(self, place: Place) -> None:
-        """Take out one who is served now; the tenant has had it."""
-        self._time = max(self._time, self._order[0].tag)
+        """Take out one who is served now; its tenant has had it."""
+        self._time += place.work / self._weight
         self._remove(place)
 
     def drop(self, place: Place) -> None:
@@ -112,7 +116,7 @@ class FairOrder(Generic[T]):
         if not self._order:
             self._accounts.clear()
             self._ahead.clear()
-            self.work = self._time = 0.0
+            self.work = self._time = self._weight = 0.0
             return
         self.work -= place.work
         if not account.waiting:
@@ -122,3 +126,4 @@ class FairOrder(Generic[T]):
             known = self._accounts.get(tenant)
             if known is not None and not known.waiting and known.time <= self._time:
                 del self._accounts[tenant]
+                self._weight -= known.weight
