@@ -28,8 +28,8 @@ class Admission(StrEnum):
 
 
 LIMITS = {Admission.MAX_CONCURRENCY: 160.0, Admission.WAIT_BOUND: 0.5}
-"""Requests for each engine: of 110, 140, 160 and 180 the best under `overload`, on a seed that is not reported. Seconds:
-as interactive requests may wait in a crowd."""
+"""Requests for each engine: of 110, 140, 160 and 180 the best under `overload`, on a seed that is not reported.
+Seconds: as interactive requests may wait in a crowd."""
 
 
 def gate(admission: Admission, limit: float | None) -> Callable[[Choice, Sequence[Endpoint]], bool]:

@@ -11,14 +11,14 @@ A grant is a promise: it counts at its endpoint until `started` says that the bo
 the ticket leaves. So grants and departures may come in any order within a tick, and no place is lost or given twice.
 
 next     When a first token or an end makes room at an endpoint, it takes one of the WINDOW that are next in the fair
-         order (`shares.py`): the one with the least prefill there, less ALPHA_S when it has waited for as long as its
-         class may in a crowd, and in proportion. Taking the very
-         first brings prompts to where nothing of them is cached, and costs a quarter of the goodput.
+         order (`shares.py`): the one with the least prefill there, counting what its tenant has had more than others
+         (DEBT_S) and what it has waited (ALPHA_S). Taking the very first brings prompts to where nothing of them is
+         cached, and costs a quarter of the goodput.
 classes  In the order of the configuration, the first before the second. A class fills endpoints to its `ceiling` only,
          so that those before it find room at once; one that waits and has had less than its `floor` of the work
          served lately goes before all others, whatever its ceiling.
-wait     Seconds until it would start: the work before it in its class, and at least that of the WINDOW, over the rate
-         at which the class was drained while somebody waited there.
+wait     Seconds until it would start: the work before it in its class, and at least that of all who are due, over the
+         rate at which the class was drained while somebody waited there.
 no       Whoever is last in the fair order of a class that is too full, until it is not: too many wait there, or the
          last would wait longer than the class may. That is the newcomer, unless its tenant has had less than others:
          then the last of whoever asked for the most has to go. Also refused: who would miss its own deadline, at once,
@@ -28,7 +28,7 @@ crowd    A burst may wait `max_queue_wait_s`. A queue that has not been empty fo
 """
 
 from collections.abc import Mapping, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
@@ -44,9 +44,11 @@ from policies.tickets import Refusal, ServiceClass, State, Ticket
 from policies.waits import Drain, Errors, Recent
 
 WINDOW = 64
-ALPHA_S = 0.05  # of prefill: what one has waited for as long as its class may, it may cost more
-OVERDUE, OVERDUE_S = 0.75, 1e6  # who has waited so much of what it may goes first, whatever it costs
+ALPHA_S = 0.05  # of prefill: so much more may one cost that has waited for as long as its class may in a crowd
+DEBT_S = 0.1  # of prefill: so much less, for each request that its tenant has had more than others
+OVERDUE, OVERDUE_S = 0.75, 1e6  # who has waited so much of what it may, without debt, goes first whatever it costs
 PATIENCE_S = 2.0
+SPARE = 64  # deadlines of those that wait no more
 
 CLASSES = (
     ServiceClass("interactive", crowded_wait_s=0.5),
@@ -74,10 +76,8 @@ class _Line:
         self.least_bound_s = min(rules.max_queue_wait_s, rules.crowded_wait_s)
 
     def predicted_s(self, ahead: float) -> float:
-        """Predict the wait behind so much work: of the WINDOW that are next, anyone may be last."""
-        order = self.order
-        near = order.work * min(1.0, WINDOW / len(order)) if order else 0.0
-        return self.drain.seconds(max(ahead, near))
+        """Predict the wait behind so much work: of those that are due, anyone may be last."""
+        return self.drain.seconds(max(ahead, self.order.due_work(WINDOW)))
 
     def bound_s(self, now: float) -> float:
         """Say how long one may wait here now."""
@@ -174,14 +174,13 @@ class AdmissionQueue:
         if not line.order:
             line.crowded_since = now
         ticket.place = line.order.add(ticket, request.tenant, request.weight, ticket.work)
+        ticket.predicted_wait_s = line.predicted_s(line.order.ahead(ticket.place))
+        if now + ticket.predicted_wait_s > request.deadline:
+            self._take_out(ticket, line, now)
+            ticket.refuse(Refusal.DEADLINE)
+            return Offered(ticket, changed)
+        heappush(self._deadlines, (ticket.deadline, next(self._numbers), ticket))
         changed += [each for each in self._trim(line, ticket, now) if each is not ticket]
-        if ticket.state is State.WAITING:
-            ticket.predicted_wait_s = line.predicted_s(line.order.ahead(ticket.place))
-            if now + ticket.predicted_wait_s > request.deadline:
-                self._take_out(ticket, line, now)
-                ticket.refuse(Refusal.DEADLINE)
-            else:
-                heappush(self._deadlines, (ticket.deadline, next(self._numbers), ticket))
         return Offered(ticket, changed)
 
     def started(self, ticket: Ticket, endpoint: Endpoint) -> None:
@@ -198,30 +197,35 @@ class AdmissionQueue:
 
         Whatever state it is in, and however often.
         """
-        state, endpoint = ticket.state, ticket.endpoint
+        state, ticket.state = ticket.state, State.LEFT
         if state is State.WAITING:
             self._take_out(ticket, self._line_of(ticket.request), now)
-        elif state is not State.GRANTED:
+        if state is State.REFUSED:
+            ticket.state = state
+        if state is not State.GRANTED:
             return []
-        ticket.state = State.LEFT
-        if endpoint is None:
-            return []
+        endpoint = ticket.endpoint
+        assert endpoint is not None
         self._unpromise(ticket)
         self.running -= 1
         return self.advance(endpoint, now)
 
     def advance(self, endpoint: Endpoint, now: float) -> list[Ticket]:
-        """See who may go where an endpoint has room now. Give those whose state changed."""
+        """See who may go where an endpoint has room now. Give those whose state changed.
+
+        An endpoint of another pool lends, or stands in: it gets who is next, if the rules of pools let it.
+        """
         if not self.waiting:
             return []
-        return self.expire(now) + self._fill(endpoint, now)
+        is_own = endpoint in self._pool.endpoints
+        return self.expire(now) + (self._fill(endpoint, now) if is_own else self._lend(now))
 
     def pump(self, now: float) -> list[Ticket]:
         """See who may go anywhere: an endpoint came, or got well, or time has passed."""
         changed = self.expire(now)
         for endpoint in self._pool.endpoints:
             changed += self._fill(endpoint, now)
-        return changed
+        return changed + self._lend(now)
 
     def expire(self, now: float) -> list[Ticket]:
         """Refuse those whose deadline has passed."""
@@ -257,7 +261,9 @@ class AdmissionQueue:
         def has_room(endpoint: Endpoint) -> bool:
             return self._load(endpoint, now) < limit and self._fits(endpoint, request)
 
-        return place(ticket.standing, self._policies, request, (), now, has_room)
+        own = ticket.standing.own.endpoints
+        lent = [endpoint for endpoint in self._promised if endpoint not in own]  # idle by the books alone
+        return place(ticket.standing, self._policies, request, lent, now, has_room)
 
     def _fits(self, endpoint: Endpoint, request: InferenceRequest) -> bool:
         promised = self._sums.get(endpoint, NOTHING)
@@ -280,6 +286,15 @@ class AdmissionQueue:
             granted.append(ticket)
         return granted
 
+    def _lend(self, now: float) -> list[Ticket]:
+        """Let those that are next go wherever the pools they belong to have room."""
+        granted = []
+        for line in self._lines.values():
+            while line.order and (choice := self._place(line.order.first(), line, now)) is not None:
+                granted.append(line.order.first())
+                self._grant(granted[-1], line, choice, now)
+        return granted
+
     def _next(self, endpoint: Endpoint, load: float, now: float) -> tuple[Ticket, _Line] | None:
         """Find who gets the room of an endpoint."""
         lines = [line for line in self._lines.values() if line.order]
@@ -291,17 +306,22 @@ class AdmissionQueue:
         return None
 
     def _nearest(self, endpoint: Endpoint, line: _Line, now: float) -> Ticket | None:
-        """Of the next few in fair order, find the one with the least to compute there, less what it has waited."""
+        """Of the next few in fair order, find who costs least there, with its tenant's debt and its wait."""
         best, best_s, seen = None, 0.0, 0
+        debts: dict[str, float] = {}
         p1, alpha = endpoint.work.p1, ALPHA_S / line.least_bound_s
         for ticket in line.order:
             request = ticket.request
             if not may_take(endpoint, request):
                 continue
+            assert ticket.place is not None
+            debt = debts.get(request.tenant)
+            if debt is None:  # of its first: they come in this order
+                debt = debts[request.tenant] = line.order.debt(ticket.place.tag)
             uncached = request.prompt_tokens - self._held(endpoint, request)
             waited_s = now - ticket.arrived_at
-            score_s = p1 * uncached - alpha * waited_s
-            if waited_s > OVERDUE * line.rules.max_queue_wait_s:
+            score_s = p1 * uncached + DEBT_S * debt - alpha * waited_s
+            if debt <= 0 and waited_s > OVERDUE * line.rules.max_queue_wait_s:
                 score_s -= OVERDUE_S
             if (best is None or score_s < best_s) and self._flow.fits(
                 endpoint, request, uncached, self._sums.get(endpoint, NOTHING)
@@ -319,6 +339,7 @@ class AdmissionQueue:
             line.order.serve(ticket.place)
             ticket.place = None
             ticket.waited_s = now - ticket.arrived_at
+            self._tidy()
             self.errors.note(ticket.predicted_wait_s, ticket.waited_s)
         ticket.state, ticket.choice, ticket.endpoint = State.GRANTED, choice, choice.endpoint
         self.running += 1
@@ -371,3 +392,10 @@ class AdmissionQueue:
         line.drain.note(now, True)
         line.order.drop(ticket.place)
         ticket.place = None
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Forget the deadlines of those that wait no more, once they are most."""
+        if len(self._deadlines) > 2 * self.waiting + SPARE:
+            self._deadlines = [each for each in self._deadlines if each[2].state is State.WAITING]
+            heapify(self._deadlines)

@@ -15,7 +15,7 @@ first to be turned away: what a tenant is charged for requests that were not ser
 Bounded: a tenant is known while it waits or is ahead of the order's time, and all are forgotten when nobody waits.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -23,6 +23,8 @@ from itertools import count, islice
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
+
+NEAR = 1.5  # mean requests: so of each tenant that has had no more than others, the next one or two are due
 
 
 class Place(NamedTuple):
@@ -54,22 +56,30 @@ class FairOrder(Generic[T]):
         self._accounts: dict[str, _Account] = {}
         self._ahead: list[tuple[float, str]] = []  # heap of tenants' times, some stale
         self._numbers = count()
-        self._time = self._weight = 0.0
+        self._cost = self._time = self._weight = 0.0
         self.work = 0.0
         """Of all who wait."""
 
     def __len__(self) -> int:
         return len(self._order)
 
-    def __iter__(self) -> Iterator[T]:
-        return (self._at[place.number] for place in self._order)
-
     def __repr__(self) -> str:
         return f"<FairOrder {len(self._order)} of {len(self._accounts)} tenants>"
 
-    def first(self, most: int) -> list[T]:
-        """Give the next few."""
-        return [self._at[place.number] for place in islice(self._order, most)]
+    def __iter__(self) -> Iterator[T]:
+        return (self._at[place.number] for place in self._order)
+
+    def debt(self, tag: float) -> float:
+        """Say how much more than others a tenant has had whose first waits under this tag, in mean requests."""
+        return (tag - self._time) * len(self._order) / self._cost
+
+    def due_work(self, most: int) -> float:
+        """Give the work of those whose turn it is, more or less, `most` at most."""
+        return sum(place.work for place in islice(self._order, min(most, self._due())))
+
+    def first(self) -> T:
+        """Give who is next; there must be one."""
+        return self._at[self._order[0].number]
 
     def last(self) -> tuple[T, float]:
         """Give the one to be served last, and the work ahead of it; there must be one."""
@@ -89,6 +99,7 @@ class FairOrder(Generic[T]):
         insort(self._order, place)
         self._at[place.number] = who
         self.work += work
+        self._cost += cost
         return place
 
     def ahead(self, place: Place) -> float:
@@ -108,6 +119,13 @@ class FairOrder(Generic[T]):
         self._accounts[place.tenant].time -= place.cost
         self._remove(place)
 
+    def _due(self) -> int:
+        """Count those whose tags are near the order's time."""
+        if not self._order:
+            return 0
+        limit = max(self._time, self._order[0].tag) + NEAR * self._cost / len(self._order)
+        return bisect_right(self._order, limit, key=_tag)
+
     def _remove(self, place: Place) -> None:
         del self._order[bisect_left(self._order, place)]
         del self._at[place.number]
@@ -116,9 +134,10 @@ class FairOrder(Generic[T]):
         if not self._order:
             self._accounts.clear()
             self._ahead.clear()
-            self.work = self._time = self._weight = 0.0
+            self.work = self._cost = self._time = self._weight = 0.0
             return
         self.work -= place.work
+        self._cost -= place.cost
         if not account.waiting:
             heappush(self._ahead, (account.time, place.tenant))
         while self._ahead and self._ahead[0][0] <= self._time:
@@ -127,3 +146,7 @@ class FairOrder(Generic[T]):
             if known is not None and not known.waiting and known.time <= self._time:
                 del self._accounts[tenant]
                 self._weight -= known.weight
+
+
+def _tag(place: Place) -> float:
+    return place.tag

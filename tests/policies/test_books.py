@@ -246,3 +246,34 @@ def test_units_whose_hashes_repeat_are_given_back_whole() -> None:
     for charge in charges:
         books.finish(charge, 1.0)
     assert at.outstanding == Outstanding()
+
+
+def test_the_share_of_time_in_prefills_is_that_of_the_last_seconds() -> None:
+    (only,) = endpoints(1)
+    for at in range(400):
+        charge = books.dispatch(only, request(str(at), (at, 40)), at / 4)
+        books.first_token(charge, at / 4, is_seen=False)
+        books.finish(charge, at / 4)
+    each_s = only.work.prefill_s(40 * UNIT_TOKENS + 20, 0)
+    assert only.outstanding.share_of_prefill(100.0) == pytest.approx(4 * each_s, rel=0.05)
+    assert only.outstanding.share_of_prefill(110.0) == pytest.approx(4 * each_s / 2.718, rel=0.05)
+
+
+def test_prefills_that_nobody_saw_the_end_of_take_no_share() -> None:
+    (only,) = endpoints(1)
+    books.finish(books.dispatch(only, request("r", (1, 40)), 0.0), 1.0)
+    assert only.outstanding.share_of_prefill(1.0) == 0.0
+
+
+def test_streams_that_are_slower_than_predicted_are_noticed() -> None:
+    """R = 200 streams at twice the seconds per token; steps and prefills explain one of the two."""
+    (only,) = endpoints(1)
+    for at in range(200):
+        charge = books.dispatch(only, request(str(at), (at, 4)), 0.0)
+        books.first_token(charge, 0.0, is_seen=True)
+        only.outstanding.prefill_share, only.outstanding.shared_at = 0.5, 0.0
+        step_s = only.work.step_s(1, only.outstanding.context_tokens)
+        only.outstanding.shared_at = took = 99 * 4 * step_s
+        charge.prefilled_s -= took * 0.75  # what held it up was prefills, so that the step itself is as predicted
+        books.finish(charge, took, 100)
+    assert only.outstanding.slip == pytest.approx(2.0, rel=0.05)

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from policies.endpoint import Pool
+from policies.endpoint import Endpoint, Pool
 from policies.health import State
 from policies.placing import place
 from policies.policy import Choice, Policy, Reason
@@ -67,3 +67,21 @@ def test_others_stand_in_where_the_own_is_down_the_longer_first(town: Town) -> N
     assert told(town.place()) == ("longer", Reason.LEAST_LOADED)
     assert told(town.place("longer")) == ("shorter", Reason.LEAST_LOADED)
     assert town.place("longer", "shorter") is None
+
+
+def test_only_who_has_room_is_chosen_and_lenders_are_asked_when_nobody_has() -> None:
+    town = Town()
+
+    def placed(*roomy: Pool) -> tuple[str, Reason] | None:
+        def has_room(each: Endpoint) -> bool:
+            return any(each in pool.endpoints for pool in roomy)
+
+        return told(place(town.standing, town.policies, REQUEST, (), NOW, has_room))
+
+    assert placed(town.own) == ("own", Reason.LEAST_LOADED)
+    assert placed() == placed(town.shorter) == ("longer", Reason.LENT)
+    town.down(town.longer)
+    assert placed(town.shorter) is None  # its own pool is only full
+    town.down(town.own)
+    assert placed() is None
+    assert placed(town.shorter) == ("shorter", Reason.LEAST_LOADED)

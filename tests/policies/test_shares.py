@@ -1,0 +1,110 @@
+"""FairOrder: equal shares of work by weight, nothing saved up while idle, nobody remembered for long."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.shares import FairOrder, Place
+
+
+def add(order: FairOrder[str], names: str, work: float = 1.0, weight: float = 1.0) -> list[Place]:
+    """Let some wait whose tenants are named by their letters."""
+    return [order.add(name, name, weight, work) for name in names]
+
+
+def test_tenants_take_turns_whoever_came_first() -> None:
+    order: FairOrder[str] = FairOrder()
+    add(order, "aaabbc")
+    assert "".join(order) == "abcaba"
+    assert (order.first(), order.last()) == ("a", ("a", 5.0))
+
+
+def test_turns_are_of_work_and_by_weight() -> None:
+    order: FairOrder[str] = FairOrder()
+    add(order, "aa", work=4.0)
+    add(order, "bbbb", work=2.0)
+    add(order, "cccc", work=4.0, weight=4.0)
+    assert "".join(order) == "abccbccabb"
+
+
+def test_who_was_idle_has_nothing_saved_up() -> None:
+    order: FairOrder[str] = FairOrder()
+    a = add(order, "aaaaaaaa")
+    for place in a[:4]:
+        order.serve(place)
+    add(order, "bbbb")
+    assert "".join(order) == "abababab"
+
+
+def test_what_was_not_served_is_given_back() -> None:
+    order: FairOrder[str] = FairOrder()
+    first, *others = add(order, "aaaa")
+    for place in others:
+        order.drop(place)
+    add(order, "ba")
+    assert "".join(order) == "aba"
+    order.drop(first)
+    assert "".join(order) == "ba"
+
+
+def test_the_work_ahead_is_that_of_all_before() -> None:
+    order: FairOrder[str] = FairOrder()
+    places = add(order, "aaaa", work=3.0)
+    assert [order.ahead(place) for place in places] == [0.0, 3.0, 6.0, 9.0]
+    assert order.work == 12.0
+    assert order.due_work(64) == 6.0  # the tags of two are within a request and a half of the time
+    assert order.due_work(1) == 3.0
+    assert FairOrder[str]().due_work(64) == 0.0
+
+
+def test_debt_is_what_a_tenant_has_had_more_in_requests() -> None:
+    order: FairOrder[str] = FairOrder()
+    places = add(order, "aaa", work=5.0)
+    add(order, "b", work=5.0)
+    order.serve(places[0])
+    assert [order.debt(place.tag) for place in (places[1], places[2])] == [0.5, 1.5]
+
+
+def test_tenants_that_are_even_with_the_others_are_forgotten() -> None:
+    order: FairOrder[str] = FairOrder()
+    add(order, "z", work=1e9)
+    for at in range(1000):
+        (place,) = [order.add("x", f"t{at}", 1.0, 1.0)]
+        order.serve(place)
+    assert repr(order) == "<FairOrder 1 of 2 tenants>" or int(repr(order).split()[3]) < 60
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "serve", "drop"]),
+        st.integers(0, 1 << 16),
+        st.sampled_from("abcd"),
+        st.sampled_from([0.5, 1.0, 2.0]),
+        st.integers(1, 50),
+    ),
+    max_size=80,
+)
+
+
+@given(OPERATIONS)
+def test_what_is_kept_is_what_waits(operations: list[tuple[str, int, str, float, int]]) -> None:
+    order: FairOrder[int] = FairOrder()
+    waiting: dict[int, Place] = {}
+    for at, (operation, pick, tenant, weight, work) in enumerate(operations):
+        if operation == "add":
+            waiting[at] = order.add(at, tenant, weight, work)
+        elif waiting:
+            place = waiting.pop(list(waiting)[pick % len(waiting)])
+            (order.serve if operation == "serve" else order.drop)(place)
+        assert sorted(order) == sorted(waiting)
+        assert len(order) == len(waiting)
+        assert order.work == pytest.approx(sum(place.work for place in waiting.values()))
+        in_turn = sorted(waiting.values())
+        for rank, place in enumerate(in_turn):
+            assert order.ahead(place) == pytest.approx(sum(each.work for each in in_turn[:rank]))
+        tenants = {place.tenant for place in waiting.values()}
+        assert repr(order).startswith(f"<FairOrder {len(waiting)} of ")
+        assert len(tenants) <= int(repr(order).split()[3]) <= 4
+    for place in waiting.values():
+        order.drop(place)
+    assert repr(order) == "<FairOrder 0 of 0 tenants>"

@@ -1,0 +1,42 @@
+"""Drain, Recent, Errors: the pace of a queue, what fades, and how right predictions were."""
+
+import pytest
+
+from policies.waits import KEPT_ERRORS, MEMORY_S, Drain, Errors, Recent
+
+
+def test_the_pace_is_work_over_the_time_in_which_anybody_waited() -> None:
+    drain = Drain()
+    assert drain.seconds(100.0) == 0.0  # not known: no reason to turn anybody away
+    for at in range(1, 11):
+        drain.note(at / 10, True, 50.0)
+    assert drain.seconds(500.0) == pytest.approx(1.0, rel=0.01)
+    drain.note(100.0, False)
+    assert drain.seconds(500.0) == pytest.approx(1.0, rel=0.01)
+
+
+def test_the_pace_of_long_ago_is_forgotten() -> None:
+    drain = Drain()
+    for at in range(1, 201):
+        drain.note(at / 10, True, 50.0)
+    for at in range(201, 801):
+        drain.note(at / 10, True, 10.0)
+    assert drain.seconds(100.0) == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_sum_fades() -> None:
+    recent = Recent()
+    recent.add(0.0, 10.0)
+    recent.add(MEMORY_S, 1.0)
+    assert recent.at(MEMORY_S) == pytest.approx(1 + 10 / 2.71828, rel=1e-4)
+
+
+def test_errors_are_told_by_quantile_of_the_last() -> None:
+    errors = Errors()
+    assert repr(errors) == "<Errors 0: p50 0.000 s, p90 0.000 s>"
+    for at in range(100):
+        errors.note(0.01 * at, 0.0)
+    assert repr(errors) == "<Errors 100: p50 0.500 s, p90 0.900 s>"
+    for _ in range(KEPT_ERRORS):
+        errors.note(1.0, 3.0)
+    assert (errors.count, errors.quantile(0.0), errors.quantile(1.0)) == (100 + KEPT_ERRORS, 2.0, 2.0)
