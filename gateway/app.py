@@ -113,6 +113,7 @@ class Gateway:
             models=Models(self.fleet, config.aliases(), int(time.time())),
             intake=Intake(self.fleet, self.readers.of, classes, config.routing.session_header),
             gate=self.gate,
+            keepalive_s=config.admission.keepalive_s,
             metrics=self.metrics,
             on_record=self._record,
             is_draining=lambda: self._is_draining,

@@ -7,6 +7,9 @@ aiohttp then gets a response object that has nothing left to write (DELIVERED).
 An answer is written in one of two ways: whole (`reply`), or as `start`, `write` …, `finish`. It can be broken off
 (`sever`): the connection closes without the end of the body, so that no client takes the rest for granted. The length
 of a body that is not known beforehand is told by chunks, to HTTP/1.0 clients by the close of the connection.
+
+A stream may be kept alive before anything is known of its answer (`ping`). It has its status then, and whatever would
+have had another comes as an error event.
 """
 
 import asyncio
@@ -14,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
+import orjson
 from aiohttp import HttpVersion11
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_exceptions import LineTooLong
@@ -21,7 +25,7 @@ from aiohttp.web import Response, Server, StreamResponse
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 
-from gateway.errors import BrokenBody, GatewayError, HeadTooLarge, InternalError, MalformedRequest, render
+from gateway.errors import BrokenBody, GatewayError, HeadTooLarge, InternalError, MalformedRequest, error_body, render
 
 
 class _Delivered(StreamResponse):
@@ -152,6 +156,7 @@ class ClientAnswer:
         "_is_old",
         "_keeps_alive",
         "_transport",
+        "is_pinged",
         "is_started",
         "status",
     )
@@ -171,7 +176,17 @@ class ClientAnswer:
         self._expects_continue = request.headers.get("expect")
         self.is_started = False
         """Whether a byte was written: from then on there is no other status, and no second try."""
+        self.is_pinged = False
+        """Whether a stream was begun for the sake of its comments alone."""
         self.status = 0
+
+    def ping(self, lines: bytes) -> None:
+        """Send a comment, so that nobody on the way takes the connection for dead; `lines` are a stream's headers."""
+        if self.is_started:
+            self.write(PING)
+        else:
+            self.is_pinged = True
+            self.start(200, lines, None, PING)
 
     def go_on(self) -> None:
         """Ask for the body, if the client waits to be asked."""
@@ -181,6 +196,8 @@ class ClientAnswer:
 
     def reply(self, status: int, lines: bytes, body: bytes, *, closes: bool = False) -> StreamResponse:
         """Write a whole answer; `lines` are its headers, each ending in CRLF."""
+        if self.is_pinged:
+            return self._tell(body)
         self._keeps_alive = self._keeps_alive and not closes
         head = self._head(status, lines, len(body))
         self._send(head if self._is_head else head + body)
@@ -197,6 +214,10 @@ class ClientAnswer:
 
     def start(self, status: int, lines: bytes, length: int | None, first: bytes) -> None:
         """Write the head and the first bytes of a body, of `length` in all where that is known."""
+        if self.is_started:  # pinged
+            if first:
+                self.write(first)
+            return
         if length is not None:
             self._is_chunked = False
         elif not self._is_chunked:
@@ -214,6 +235,15 @@ class ClientAnswer:
         if self._is_chunked:
             self._send(b"0\r\n\r\n")
         return self._delivered()
+
+    def _tell(self, body: bytes) -> StreamResponse:
+        """End a stream that was only kept alive with the error that would have been its answer."""
+        try:
+            event = orjson.dumps(orjson.loads(body))  # in one line
+        except orjson.JSONDecodeError:
+            event = error_body("the engine refused the request", "server_error", None, "upstream_error")
+        self.write(b"data: %b\n\n" % event)
+        return self.finish()
 
     def sever(self) -> StreamResponse:
         """Break off: close without the end of the body, which every HTTP client takes for an error."""
@@ -268,6 +298,7 @@ class ClientAnswer:
 
 
 NO_CONTENT = 204
+PING = b": ping\n"  # with one newline: with two, some clients fail where events carry ids
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 DELIVERED = _Delivered(keeps_alive=True)
 DELIVERED_AND_CLOSE = _Delivered(keeps_alive=False)

@@ -30,7 +30,14 @@ from gateway.exchange import Exchange, check_length, read_body
 from gateway.failures import failure_of
 from gateway.fleet import Fleet
 from gateway.gate import Gate, Place
-from gateway.headers import bearer_key, client_deadline_s, lines_to_client, lines_to_engine, sane_request_id
+from gateway.headers import (
+    EVENT_STREAM_LINES,
+    bearer_key,
+    client_deadline_s,
+    lines_to_client,
+    lines_to_engine,
+    sane_request_id,
+)
 from gateway.intake import Intake
 from gateway.lease import Lease
 from gateway.members import Member
@@ -71,6 +78,7 @@ class Proxy:
         models: Models,
         intake: Intake,
         gate: Gate,
+        keepalive_s: float | None,
         metrics: Metrics,
         on_record: Callable[[RequestRecord], None],
         is_draining: Callable[[], bool],
@@ -86,6 +94,7 @@ class Proxy:
         self._models = models
         self._intake = intake
         self._gate = gate
+        self._keepalive_s = keepalive_s
         self._metrics = metrics
         self._on_record = on_record
         self._is_draining = is_draining
@@ -117,6 +126,8 @@ class Proxy:
             return await self._serve(request, path, client, trace)
         except GatewayError as error:
             trace.code = error.code
+            if client.is_pinged:
+                trace.outcome = OUTCOMES.get(error.status, Outcome.FAILED)
             return client.refuse(error, id_line(trace))
         except (asyncio.CancelledError, ConnectionError) as gone:
             client.status = CLIENT_LEFT
@@ -187,7 +198,7 @@ class Proxy:
     ) -> StreamResponse:
         """Try endpoint after endpoint until one serves."""
         tried: set[Endpoint] = set()
-        place = await self._gate.enter(exchange.inference, standing)
+        place = await self._enter(exchange, standing, client, trace)
         trace.predicted_wait_s = place.predicted_wait_s
         with place:
             while True:
@@ -207,6 +218,24 @@ class Proxy:
                     place.move(self._fleet.lease(exchange.inference, standing, tried))
                 except Overloaded:
                     return self._give_up(failure, client, trace)
+
+    async def _enter(self, exchange: Exchange, standing: Standing, client: ClientAnswer, trace: Trace) -> Place:
+        """Wait at the door; streams are kept alive meanwhile, where the configuration says so."""
+        every_s = self._keepalive_s
+        if every_s is None or not exchange.call.is_stream:
+            return await self._gate.enter(exchange.inference, standing)
+        loop = asyncio.get_running_loop()
+        timers: list[asyncio.TimerHandle] = []
+
+        def ping() -> None:
+            client.ping(EVENT_STREAM_LINES + id_line(trace))
+            timers[:] = [loop.call_later(every_s, ping)]
+
+        timers.append(loop.call_later(every_s, ping))
+        try:
+            return await self._gate.enter(exchange.inference, standing)
+        finally:
+            timers[0].cancel()
 
     async def _try_on(self, member: Member, exchange: Exchange, client: ClientAnswer, trace: Trace) -> StreamResponse:
         """Try the one endpoint that can serve this."""
@@ -328,7 +357,7 @@ class Proxy:
 
     def _settle(self, trace: Trace, client: ClientAnswer) -> None:
         trace.status = client.status
-        if trace.outcome is not Outcome.OK and trace.outcome is not Outcome.FAILED and client.status:
+        if trace.outcome is Outcome.DISCONNECTED and client.status:
             fallback = Outcome.CLIENT_ERROR if client.status < 500 else Outcome.FAILED
             trace.outcome = OUTCOMES.get(client.status, fallback)
         self._on_record(trace.finish(self._clock()))

@@ -221,3 +221,34 @@ async def test_nobody_waits_where_nobody_is_left_to_serve() -> None:
         refused = await waiting
         assert refused.status in (502, 503)  # as its own try finds the door closed, or health before it
         await leave([running])
+
+
+async def test_a_stream_that_waits_is_kept_alive_in_the_form_that_clients_survive() -> None:
+    async with house(1, SLOW, admission=door(1) | {"keepalive_s": 0.05}) as whole:
+        running = asyncio.create_task(whole.ask("running", tokens=40, stream=True))
+        await until(lambda: whole.in_flight == [1], "running")
+        waiting = await whole.ask("waiting", tokens=4, stream=True)
+        assert waiting.status == 200
+        pings, _, events = waiting.body.partition(b"data: ")
+        assert pings.count(b": ping\n") >= 2
+        assert pings == b": ping\n" * pings.count(b": ping\n")
+        assert waiting.is_whole_stream
+        assert "x-kvlane-endpoint" not in waiting.headers
+        assert waiting.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert (await running).is_whole_stream
+        assert b": ping" not in (await whole.ask("at once", tokens=4, stream=True)).body
+        assert events
+
+
+async def test_a_refusal_after_a_ping_is_an_event_of_the_stream() -> None:
+    admission = door(1, max_queue_wait_s=0.2) | {"keepalive_s": 0.05}
+    async with house(1, SLOW, admission=admission) as whole:
+        running = asyncio.create_task(whole.ask("running", tokens=100_000, stream=True))
+        await until(lambda: whole.in_flight == [1], "running")
+        waiting = await whole.ask("waiting", stream=True)
+        assert waiting.status == 200
+        assert waiting.body.startswith(b": ping\n")
+        assert b'data: {"error":{"message":"pool default is full' in waiting.body
+        assert b"[DONE]" not in waiting.body
+        assert await whole.metric("kvlane_requests_total", outcome="refused") == 1
+        await leave([running])

@@ -10,8 +10,8 @@ from policies.admission import CLASSES, OVERDUE, PATIENCE_S, WINDOW
 from policies.endpoint import Pool
 from policies.flow import Flow
 from policies.health import State as HealthState
-from policies.pools import Standing
 from policies.policy import Reason
+from policies.pools import Standing
 from policies.spread import LeastRequests
 from policies.tickets import Refusal, ServiceClass, State, Ticket
 from tests.policies.doors import ONE, Door, places
