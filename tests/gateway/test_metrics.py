@@ -49,6 +49,12 @@ PAGE = {
     "kvlane_engine_running_requests": {"endpoint"},
     "kvlane_engine_waiting_requests": {"endpoint"},
     "kvlane_engine_kv_usage_ratio": {"endpoint"},
+    "kvlane_queued_requests": {"pool", "class"},
+    "kvlane_predicted_queue_wait_seconds": {"pool", "class"},
+    "kvlane_queue_wait_error_seconds": {"pool", "quantile"},
+    "kvlane_pool_saturation_ratio": {"pool"},
+    "kvlane_queue_wait_seconds": {"class"},
+    "kvlane_admission_refusals_total": {"pool", "class", "reason"},
     "kvlane_active_requests": set(),
     "kvlane_loop_lag_seconds": set(),
     "kvlane_build_info": {"version"},
@@ -232,6 +238,8 @@ async def test_the_page_has_every_metric_with_its_labels_and_nothing_else() -> N
         await whole.ask(model="nobody")
         whole.gateway.metrics.endpoint_failures.add(("e0", "cut"))
         whole.gateway.metrics.retries.add(("cut",))
+        whole.gateway.metrics.admission_refusals.add(("default", "batch", "shed"))
+        whole.gateway.metrics.queue_wait.distribution(("batch",)).observe(1.0)
         page = (await whole.get("/metrics", admin=True)).body.decode()
         seen: dict[str, set[str]] = {}
         for family in parse(page):
