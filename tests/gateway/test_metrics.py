@@ -233,7 +233,7 @@ async def test_p7_what_clients_make_up_makes_no_series() -> None:
 
 
 async def test_the_page_has_every_metric_with_its_labels_and_nothing_else() -> None:
-    async with house(2) as whole:
+    async with house(2, endpoint={"kv_events": "auto"}) as whole:
         await whole.ask(stream=True)
         await whole.ask(model="nobody")
         whole.gateway.metrics.endpoint_failures.add(("e0", "cut"))

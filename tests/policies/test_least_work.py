@@ -82,7 +82,8 @@ def test_the_choice_is_near_the_least_cost_by_the_formula(
     held = {endpoint: scene.index.matched_on(endpoint, asked.prefix) for endpoint in scene.fleet}
     among = scene.fleet
     if any(scene.index.fill(endpoint) < 0.95 for endpoint in among):
-        if max(held.values()) * UNIT_TOKENS < 0.5 * asked.prompt_tokens:
+        is_cold = max(held.values()) * UNIT_TOKENS < 0.5 * asked.prompt_tokens
+        if is_cold and asked.prompt_tokens > 0.01 * kv_tokens:
             most = min(costs.values()) + 9 * scene.fleet[0].work.p1 * asked.prompt_tokens
             least = min(scene.index.planted([each]) for each in among if costs[each] <= most)
             among = [each for each in among if costs[each] <= most and scene.index.planted([each]) == least]
