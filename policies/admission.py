@@ -45,7 +45,7 @@ from policies.waits import Drain, Errors, Recent
 
 WINDOW = 64
 ALPHA_S = 0.05  # of prefill: so much more may one cost that has waited for as long as its class may in a crowd
-DEBT_S = 0.1  # of prefill: so much less, for each request that its tenant has had more than others
+DEBT_S = 0.05  # of prefill: so much less, for each request that its tenant has had more than others
 OVERDUE, OVERDUE_S = 0.75, 1e6  # who has waited so much of what it may, without debt, goes first whatever it costs
 PATIENCE_S = 2.0
 SPARE = 64  # deadlines of those that wait no more
@@ -317,7 +317,7 @@ class AdmissionQueue:
             assert ticket.place is not None
             debt = debts.get(request.tenant)
             if debt is None:  # of its first: they come in this order
-                debt = debts[request.tenant] = line.order.debt(ticket.place.tag)
+                debt = debts[request.tenant] = line.order.debt(ticket.place)
             uncached = request.prompt_tokens - self._held(endpoint, request)
             waited_s = now - ticket.arrived_at
             score_s = p1 * uncached + DEBT_S * debt - alpha * waited_s

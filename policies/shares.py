@@ -69,9 +69,13 @@ class FairOrder(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return (self._at[place.number] for place in self._order)
 
-    def debt(self, tag: float) -> float:
-        """Say how much more than others a tenant has had whose first waits under this tag, in mean requests."""
-        return (tag - self._time) * len(self._order) / self._cost
+    def debt(self, place: Place) -> float:
+        """Say how much more than others a tenant has had whose first waits there, in mean requests.
+
+        Half a request more where others of it wait too: when all are even, whoever asks for less goes first.
+        """
+        even = (place.tag - self._time) * len(self._order) / self._cost
+        return even + (0.5 if self._accounts[place.tenant].waiting > 1 else 0.0)
 
     def due_work(self, most: int) -> float:
         """Give the work of those whose turn it is, more or less, `most` at most."""
