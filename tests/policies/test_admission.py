@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.admission import CLASSES, OVERDUE, PATIENCE_S, WINDOW
+from policies.admission import CLASSES, OVERDUE, WINDOW
 from policies.endpoint import Pool
 from policies.flow import Flow
 from policies.health import State as HealthState
+from policies.lines import PATIENCE_S
 from policies.policy import Reason
 from policies.pools import Standing
 from policies.spread import LeastRequests
