@@ -17,8 +17,9 @@ next     When a first token or an end makes room at an endpoint, it takes one of
 classes  In the order of the configuration, the first before the second. A class fills endpoints to its `ceiling` only,
          so that those before it find room at once; one that waits and has had less than its `floor` of the work
          served lately goes before all others, whatever its ceiling.
-wait     Seconds until it would start: the work before it in its class, and at least that of all who are due, over the
-         rate at which the class was drained while somebody waited there.
+wait     Seconds until it would start, reckoned by the pace at which the class was drained while somebody waited there:
+         until the work before it is done, and until its tenant has had no more than others, whichever is later; times
+         how such reckonings turned out lately.
 no       Whoever is last in the fair order of a class that is too full, until it is not: too many wait there, or the
          last would wait longer than the class may. That is the newcomer, unless its tenant has had less than others:
          then the last of whoever asked for the most has to go. Also refused: who would miss its own deadline, at once,
@@ -35,19 +36,18 @@ from typing import NamedTuple
 from policies.endpoint import Endpoint, Pool
 from policies.flow import NOTHING, Flow, Promised
 from policies.index import PrefixIndex
+from policies.lines import Line
 from policies.placing import place
 from policies.policy import Choice, Policy, Reason
 from policies.pools import Standing, is_full, may_take
 from policies.request import InferenceRequest
-from policies.shares import FairOrder
 from policies.tickets import Refusal, ServiceClass, State, Ticket
-from policies.waits import Drain, Errors, Recent
+from policies.waits import Errors
 
 WINDOW = 64
 ALPHA_S = 0.05  # of prefill: so much more may one cost that has waited for as long as its class may in a crowd
-DEBT_S = 0.1  # of prefill: so much less, for each request that its tenant has had more than others
+DEBT_S = 0.03  # of prefill: so much less may one cost whose tenant has had a request more than others, or several
 OVERDUE, OVERDUE_S = 0.75, 1e6  # who has waited so much of what it may, without debt, goes first whatever it costs
-PATIENCE_S = 2.0
 SPARE = 64  # deadlines of those that wait no more
 
 CLASSES = (
@@ -62,27 +62,6 @@ class Offered(NamedTuple):
     ticket: Ticket
     changed: list[Ticket]
     """Others whose state changed."""
-
-
-class _Line:
-    """Those of one class."""
-
-    def __init__(self, rules: ServiceClass) -> None:
-        self.rules = rules
-        self.order: FairOrder[Ticket] = FairOrder()
-        self.drain = Drain()
-        self.served = Recent()
-        self.crowded_since = 0.0
-        self.least_bound_s = min(rules.max_queue_wait_s, rules.crowded_wait_s)
-
-    def predicted_s(self, ahead: float) -> float:
-        """Predict the wait behind so much work: of those that are due, anyone may be last."""
-        return self.drain.seconds(max(ahead, self.order.due_work(WINDOW)))
-
-    def bound_s(self, now: float) -> float:
-        """Say how long one may wait here now."""
-        is_crowd = bool(self.order) and now - self.crowded_since > PATIENCE_S
-        return self.least_bound_s if is_crowd else self.rules.max_queue_wait_s
 
 
 class AdmissionQueue:
@@ -103,7 +82,7 @@ class AdmissionQueue:
         flow: Flow = Flow(),  # noqa: B008  frozen
     ) -> None:
         self._pool, self._policies, self._index, self._flow = pool, policies, index, flow
-        self._lines = {rules.name: _Line(rules) for rules in classes}
+        self._lines = {rules.name: Line(rules) for rules in classes}
         self._first = next(iter(self._lines.values()))
         self._promised: dict[Endpoint, dict[Ticket, None]] = {}
         self._sums: dict[Endpoint, Promised] = {}
@@ -142,8 +121,8 @@ class AdmissionQueue:
     def predicted_wait_s(self, name: str, now: float) -> float:
         """Predict the wait of one who would be the last of a class, from what is known now."""
         line = self._lines[name]
-        line.drain.note(now, bool(line.order))
-        return line.predicted_s(line.order.work)
+        line.note(now)
+        return line.drain.seconds(line.order.work)
 
     def saturation(self, now: float) -> float:
         """Say how full the emptiest endpoint that may be used is; 1 or more: all are full. 0 where there is none."""
@@ -170,14 +149,20 @@ class AdmissionQueue:
             return Offered(ticket, changed)
         held = next(reversed(self._index.matched(request.prefix).values()), 0) * request.unit_tokens
         ticket.weigh(held)
-        line.drain.note(now, bool(line.order))
+        line.note(now)
         if not line.order:
             line.crowded_since = now
         ticket.place = line.order.add(ticket, request.tenant, request.weight, ticket.work)
-        ticket.predicted_wait_s = line.predicted_s(line.order.ahead(ticket.place))
+        ticket.reckoned_wait_s = line.reckon_s(ticket.place)
+        ticket.predicted_wait_s = line.ratio.at(now) * ticket.reckoned_wait_s
+        why = None
         if now + ticket.predicted_wait_s > request.deadline:
+            why = Refusal.DEADLINE
+        elif ticket.predicted_wait_s > line.rules.max_queue_wait_s:
+            why = Refusal.WAIT
+        if why is not None:
             self._take_out(ticket, line, now)
-            ticket.refuse(Refusal.DEADLINE)
+            ticket.refuse(why)
             return Offered(ticket, changed)
         heappush(self._deadlines, (ticket.deadline, next(self._numbers), ticket))
         changed += [each for each in self._trim(line, ticket, now) if each is not ticket]
@@ -240,21 +225,21 @@ class AdmissionQueue:
 
     # Inside.
 
-    def _line_of(self, request: InferenceRequest) -> _Line:
+    def _line_of(self, request: InferenceRequest) -> Line:
         return self._lines.get(request.service_class, self._first)
 
     def _load(self, endpoint: Endpoint, now: float) -> float:
         return self._flow.load(endpoint, now, self._sums.get(endpoint, NOTHING))
 
-    def _limit(self, line: _Line, now: float) -> float:
+    def _limit(self, line: Line, now: float) -> float:
         """Say how full an endpoint may be for a class: it is not held back below its floor."""
         return 1.0 if self._is_below_floor(line, now) else line.rules.ceiling
 
-    def _is_below_floor(self, line: _Line, now: float) -> bool:
+    def _is_below_floor(self, line: Line, now: float) -> bool:
         floor = line.rules.floor
         return floor > 0 and line.served.at(now) <= floor * sum(each.served.at(now) for each in self._lines.values())
 
-    def _place(self, ticket: Ticket, line: _Line, now: float) -> Choice | None:
+    def _place(self, ticket: Ticket, line: Line, now: float) -> Choice | None:
         """Choose among all endpoints with room, as the policy does."""
         request, limit = ticket.request, self._limit(line, now)
 
@@ -295,7 +280,7 @@ class AdmissionQueue:
                 self._grant(granted[-1], line, choice, now)
         return granted
 
-    def _next(self, endpoint: Endpoint, load: float, now: float) -> tuple[Ticket, _Line] | None:
+    def _next(self, endpoint: Endpoint, load: float, now: float) -> tuple[Ticket, Line] | None:
         """Find who gets the room of an endpoint."""
         lines = [line for line in self._lines.values() if line.order]
         for line in sorted(lines, key=lambda line: not self._is_below_floor(line, now)):
@@ -305,7 +290,7 @@ class AdmissionQueue:
                     return ticket, line
         return None
 
-    def _nearest(self, endpoint: Endpoint, line: _Line, now: float) -> Ticket | None:
+    def _nearest(self, endpoint: Endpoint, line: Line, now: float) -> Ticket | None:
         """Of the next few in fair order, find who costs least there, with its tenant's debt and its wait."""
         best, best_s, seen = None, 0.0, 0
         debts: dict[str, float] = {}
@@ -317,10 +302,10 @@ class AdmissionQueue:
             assert ticket.place is not None
             debt = debts.get(request.tenant)
             if debt is None:  # of its first: they come in this order
-                debt = debts[request.tenant] = line.order.debt(ticket.place.tag)
+                debt = debts[request.tenant] = line.order.debt(ticket.place)
             uncached = request.prompt_tokens - self._held(endpoint, request)
             waited_s = now - ticket.arrived_at
-            score_s = p1 * uncached + DEBT_S * debt - alpha * waited_s
+            score_s = p1 * uncached + DEBT_S * min(max(debt, -1.0), 1.0) - alpha * waited_s
             if debt <= 0 and waited_s > OVERDUE * line.rules.max_queue_wait_s:
                 score_s -= OVERDUE_S
             if (best is None or score_s < best_s) and self._flow.fits(
@@ -332,14 +317,16 @@ class AdmissionQueue:
                 break
         return best
 
-    def _grant(self, ticket: Ticket, line: _Line, choice: Choice, now: float) -> None:
-        line.drain.note(now, bool(line.order), ticket.work if ticket.place else 0.0)
+    def _grant(self, ticket: Ticket, line: Line, choice: Choice, now: float) -> None:
+        line.note(now)
         line.served.add(now, ticket.work)
         if ticket.place is not None:
-            line.order.serve(ticket.place)
+            line.drain.note(now, True, ticket.work)
+            line.pace.note(now, True, line.order.serve(ticket.place))
             ticket.place = None
             ticket.waited_s = now - ticket.arrived_at
             self._tidy()
+            line.ratio.note(now, ticket.reckoned_wait_s, ticket.waited_s)
             self.errors.note(ticket.predicted_wait_s, ticket.waited_s)
         ticket.state, ticket.choice, ticket.endpoint = State.GRANTED, choice, choice.endpoint
         self.running += 1
@@ -368,7 +355,7 @@ class AdmissionQueue:
             total.uncached_tokens += ticket.request.prompt_tokens - (ticket.choice.cached_tokens or 0)
         self._sums[endpoint] = total
 
-    def _trim(self, line: _Line, newcomer: Ticket, now: float) -> list[Ticket]:
+    def _trim(self, line: Line, newcomer: Ticket, now: float) -> list[Ticket]:
         """Turn the last away until a class is not too full."""
         refused = []
         bound_s = line.bound_s(now)
@@ -386,10 +373,10 @@ class AdmissionQueue:
             refused.append(ticket)
         return refused
 
-    def _take_out(self, ticket: Ticket, line: _Line, now: float) -> None:
+    def _take_out(self, ticket: Ticket, line: Line, now: float) -> None:
         """Take one who waits out of its line, unserved."""
         assert ticket.place is not None
-        line.drain.note(now, True)
+        line.note(now)
         line.order.drop(ticket.place)
         ticket.place = None
         self._tidy()

@@ -21,7 +21,7 @@ from policies.request import InferenceRequest
 
 TPOT_SLO_S = 0.05
 TIGHT = 0.9
-MAX_BACKLOG_S = 0.5
+MAX_BACKLOG_S = 1.0
 ROOM = 0.95
 
 

@@ -15,7 +15,7 @@ first to be turned away: what a tenant is charged for requests that were not ser
 Bounded: a tenant is known while it waits or is ahead of the order's time, and all are forgotten when nobody waits.
 """
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -23,8 +23,6 @@ from itertools import count, islice
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
-
-NEAR = 1.5  # mean requests: so of each tenant that has had no more than others, the next one or two are due
 
 
 class Place(NamedTuple):
@@ -69,13 +67,13 @@ class FairOrder(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return (self._at[place.number] for place in self._order)
 
-    def debt(self, tag: float) -> float:
-        """Say how much more than others a tenant has had whose first waits under this tag, in mean requests."""
-        return (tag - self._time) * len(self._order) / self._cost
+    def debt(self, place: Place) -> float:
+        """Say how much more than others a tenant has had whose first waits there, in mean requests.
 
-    def due_work(self, most: int) -> float:
-        """Give the work of those whose turn it is, more or less, `most` at most."""
-        return sum(place.work for place in islice(self._order, min(most, self._due())))
+        Half a request more where others of it wait too: when all are even, whoever asks for less goes first.
+        """
+        even = (place.tag - self._time) * len(self._order) / self._cost
+        return even + (0.5 if self._accounts[place.tenant].waiting > 1 else 0.0)
 
     def first(self) -> T:
         """Give who is next; there must be one."""
@@ -109,22 +107,21 @@ class FairOrder(Generic[T]):
             return sum(each.work for each in islice(self._order, at))
         return self.work - sum(each.work for each in islice(self._order, at, None))
 
-    def serve(self, place: Place) -> None:
-        """Take out one who is served now; its tenant has had it."""
-        self._time += place.work / self._weight
+    def lead(self, place: Place) -> float:
+        """Say how far the order's time has to go to a tag; 0 where it is past it."""
+        return max(0.0, place.tag - self._time)
+
+    def serve(self, place: Place) -> float:
+        """Take out one who is served now, its tenant has had it; say how far the order's time went on."""
+        went = place.work / self._weight
+        self._time += went
         self._remove(place)
+        return went
 
     def drop(self, place: Place) -> None:
         """Take out one who will not be served."""
         self._accounts[place.tenant].time -= place.cost
         self._remove(place)
-
-    def _due(self) -> int:
-        """Count those whose tags are near the order's time."""
-        if not self._order:
-            return 0
-        limit = max(self._time, self._order[0].tag) + NEAR * self._cost / len(self._order)
-        return bisect_right(self._order, limit, key=_tag)
 
     def _remove(self, place: Place) -> None:
         del self._order[bisect_left(self._order, place)]
@@ -146,7 +143,3 @@ class FairOrder(Generic[T]):
             if known is not None and not known.waiting and known.time <= self._time:
                 del self._accounts[tenant]
                 self._weight -= known.weight
-
-
-def _tag(place: Place) -> float:
-    return place.tag

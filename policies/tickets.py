@@ -68,6 +68,8 @@ class Ticket:
     """Prompt tokens that are cached nowhere, and OUTPUT_WEIGHT times the expected output."""
     predicted_wait_s: float = 0.0
     """As predicted when it came, or when it was refused."""
+    reckoned_wait_s: float = 0.0
+    """The same before it was put right by how waits turned out."""
     waited_s: float = 0.0
     choice: Choice | None = None
     """Where it has its place, once granted."""

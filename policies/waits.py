@@ -4,6 +4,7 @@ from collections import deque
 from math import exp
 
 MEMORY_S = 10.0
+MAX_RATIO = 4.0
 KEPT_ERRORS = 1024
 
 
@@ -29,6 +30,23 @@ class Drain:
     def seconds(self, work: float) -> float:
         """Predict how long it takes until so much has left."""
         return work * self._busy_s / self._work if self._work else 0.0
+
+
+class Ratio:
+    """Real waits over reckoned ones, of late."""
+
+    def __init__(self) -> None:
+        self._reckoned, self._real = Recent(), Recent()
+
+    def note(self, now: float, reckoned_s: float, real_s: float) -> None:
+        """Note how one turned out."""
+        self._reckoned.add(now, reckoned_s)
+        self._real.add(now, real_s)
+
+    def at(self, now: float) -> float:
+        """Give it, within MAX_RATIO; 1 before the first."""
+        reckoned_s, real_s = self._reckoned.at(now), self._real.at(now)
+        return min(max(real_s / reckoned_s, 1 / MAX_RATIO), MAX_RATIO) if reckoned_s else 1.0
 
 
 class Recent:

@@ -60,9 +60,12 @@ def test_the_work_ahead_is_that_of_all_before() -> None:
 def test_debt_is_what_a_tenant_has_had_more_in_requests() -> None:
     order: FairOrder[str] = FairOrder()
     places = add(order, "aaa", work=5.0)
-    add(order, "b", work=5.0)
+    (other,) = add(order, "b", work=5.0)
+    assert [order.debt(place) for place in (places[0], other)] == [0.5, 0.0]
     order.serve(places[0])
-    assert [order.debt(place.tag) for place in (places[1], places[2])] == [0.5, 1.5]
+    assert [order.debt(place) for place in (places[1], other)] == [1.0, -0.5]
+    order.serve(places[1])
+    assert [order.debt(place) for place in (places[2], other)] == [1.0, -1.0]
 
 
 def test_tenants_that_are_even_with_the_others_are_forgotten() -> None:
@@ -71,7 +74,7 @@ def test_tenants_that_are_even_with_the_others_are_forgotten() -> None:
     for at in range(1000):
         (place,) = [order.add("x", f"t{at}", 1.0, 1.0)]
         order.serve(place)
-    assert repr(order) == "<FairOrder 1 of 2 tenants>" or int(repr(order).split()[3]) < 60
+    assert int(repr(order).split()[3]) < 100
 
 
 OPERATIONS = st.lists(

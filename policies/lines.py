@@ -1,0 +1,41 @@
+"""Line: those of one class that wait, and how fast they get on."""
+
+from policies.shares import FairOrder, Place
+from policies.tickets import ServiceClass, Ticket
+from policies.waits import Drain, Ratio, Recent
+
+PATIENCE_S = 2.0  # a queue that has not been empty for so long is no burst
+
+
+class Line:
+    """Those of one class."""
+
+    def __init__(self, rules: ServiceClass) -> None:
+        self.rules = rules
+        self.order: FairOrder[Ticket] = FairOrder()
+        self.drain = Drain()
+        self.pace = Drain()
+        """Of the order's time."""
+        self.ratio = Ratio()
+        self.served = Recent()
+        self.crowded_since = 0.0
+        self.least_bound_s = min(rules.max_queue_wait_s, rules.crowded_wait_s)
+
+    def reckon_s(self, place: Place) -> float:
+        """Reckon the wait of one who waits: until what is ahead is done, and until its tenant is even with others.
+
+        The latter for no longer than one may wait here: by then it has gone, or was told to.
+        """
+        even_s = min(self.pace.seconds(self.order.lead(place)), self.least_bound_s)
+        return max(self.drain.seconds(self.order.ahead(place)), even_s)
+
+    def note(self, now: float) -> None:
+        """Note that time has passed."""
+        is_waiting = bool(self.order)
+        self.drain.note(now, is_waiting)
+        self.pace.note(now, is_waiting)
+
+    def bound_s(self, now: float) -> float:
+        """Say how long one may wait here now."""
+        is_crowd = bool(self.order) and now - self.crowded_since > PATIENCE_S
+        return self.least_bound_s if is_crowd else self.rules.max_queue_wait_s
