@@ -45,8 +45,8 @@ from policies.tickets import Refusal, ServiceClass, State, Ticket
 from policies.waits import Errors
 
 WINDOW = 64
-ALPHA_S = 0.05  # of prefill: so much more may one cost that has waited for as long as its class may in a crowd
-DEBT_S = 0.03  # of prefill: so much less may one cost whose tenant has had a request more than others, or several
+ALPHA_S = 0.03  # of prefill: so much more may one cost that has waited for as long as its class may in a crowd
+DEBT_S = 0.05  # of prefill: so much less may one cost whose tenant has had a request more than others, or several
 OVERDUE, OVERDUE_S = 0.75, 1e6  # who has waited so much of what it may, without debt, goes first whatever it costs
 SPARE = 64  # deadlines of those that wait no more
 
