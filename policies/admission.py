@@ -45,8 +45,8 @@ from policies.tickets import Refusal, ServiceClass, State, Ticket
 from policies.waits import Errors
 
 WINDOW = 64
-ALPHA_S = 0.05  # of prefill: so much more may one cost that has waited for as long as its class may in a crowd
-DEBT_S = 0.03  # of prefill: so much less may one cost whose tenant has had a request more than others, or several
+ALPHA_S = 0.03  # of prefill: so much more may one cost that has waited for as long as its class may in a crowd
+DEBT_S = 0.05  # of prefill: so much less may one cost whose tenant has had a request more than others, or several
 OVERDUE, OVERDUE_S = 0.75, 1e6  # who has waited so much of what it may, without debt, goes first whatever it costs
 SPARE = 64  # deadlines of those that wait no more
 
@@ -248,6 +248,9 @@ class AdmissionQueue:
 
         own = ticket.standing.own.endpoints
         lent = [endpoint for endpoint in self._promised if endpoint not in own]  # idle by the books alone
+        choice = place(ticket.standing, self._policies, request, lent, now)
+        if choice is None or has_room(choice.endpoint):  # nearly always, and room costs more to reckon than to have
+            return choice
         return place(ticket.standing, self._policies, request, lent, now, has_room)
 
     def _fits(self, endpoint: Endpoint, request: InferenceRequest) -> bool:

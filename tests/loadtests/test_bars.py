@@ -31,7 +31,9 @@ def test_a_row_is_met_by_its_mean_or_by_each_seed(row: bars.Row, is_met: bool) -
     assert row.is_met is is_met
 
 
-@pytest.mark.parametrize("name", [name for name in bars.BARS if name not in ("decision", "fixed", "b2b", "long")])
+@pytest.mark.parametrize(
+    "name", [name for name in bars.BARS if name not in ("decision", "fixed", "b2b", "long", "overload")]
+)
 def test_rates_are_compared_seed_by_seed(name: str) -> None:
     bar = bars.BARS[name]
     findings = [Finding(case, [], 10.0) for case in bar.cases([1, 2])]
@@ -47,18 +49,20 @@ def test_every_bar_names_each_case_once_and_in_every_seed(name: str) -> None:
     assert sum(case.seed == 1 for case in cases) * 3 == len(cases)
 
 
-@pytest.mark.parametrize("name", ["fixed", "b2b", "long"])
+@pytest.mark.parametrize("name", ["fixed", "b2b", "long", "overload"])
 def test_runs_are_judged_by_workload_policy_and_rate(name: str) -> None:
     """With results of one tiny run in place of each."""
     tiny = load("tenants").at(5.0)[-1].model_copy(update={"arrivals_s": 3.0, "warm_up_s": 0.0})
     scenario = load("tenants").model_copy(update={"stages": (tiny,)})
     result = run(Case(scenario, "round_robin", 1)).runs[0]
     bar = bars.BARS[name]
-    rates = (40.0, 60.0) if name == "b2b" else (1.0,)
-    findings = [Finding(case, [_at(result, rate) for rate in rates]) for case in bar.cases([1])]
+    findings = [
+        Finding(case, [_at(result, rate) for rate in ((40.0, 60.0) if name == "b2b" else (case.rate or 1.0,))])
+        for case in bar.cases([1])
+    ]
     rows = bar.judge(findings)
     assert [len(row.values) for row in rows] == [1] * len(rows)
-    assert len(rows) == {"fixed": 9, "b2b": 3, "long": 3}[name]
+    assert len(rows) == {"fixed": 9, "b2b": 3, "long": 3, "overload": 18}[name]
 
 
 def _at(result: Result, rate: float) -> Result:

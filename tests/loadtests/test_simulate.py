@@ -6,6 +6,7 @@ from loadtests.results import Tally
 from loadtests.rules.catalog import NAMES
 from loadtests.scenario import Fleet, Objective, Scenario, Stage, load
 from loadtests.simulate import Simulation
+from loadtests.workloads import Job
 
 
 def small(name: str, rate: float = 20.0, seconds: float = 10.0) -> tuple[Scenario, Stage]:
@@ -109,7 +110,7 @@ def test_long_prompts_may_take_longer() -> None:
     for prompt, ttft_s, e2e_s in ((100, 2.0, 3.0), (100, 2.1, 3.0), (40_000, 19.0, 20.0), (100, 1.0, 1.6), (100, 1, 1)):
         tally.requests += 1
         output = 1 if e2e_s == 1 else 11 if e2e_s == 1.6 else 101
-        tally.finish(prompt, output, 50, ttft_s, e2e_s)
+        tally.finish(Job(0.0, "t", prompt, output, (), 0, 0), 50, ttft_s, e2e_s)
     tally.refuse()
     assert (tally.good, tally.bad) == (3, 3)  # late first token, 60 ms a token, refused
 

@@ -11,9 +11,9 @@ from typing import TypeVar
 import pytest
 
 from loadtests.kvcache import BLOCK_TOKENS
-from loadtests.scenario import Dirty, Groups, Singles, Talks, load, names
+from loadtests.scenario import Dirty, Groups, Overload, Singles, Talks, load, names
 from loadtests.sources import source
-from loadtests.workloads import SERVED_S, SERVED_TOKEN_S, Job, TalkSource, Texts
+from loadtests.workloads import BATCH, SERVED_S, SERVED_TOKEN_S, Job, TalkSource, Texts
 
 Spec = TypeVar("Spec")
 
@@ -153,3 +153,20 @@ def test_groups_go_through_all_prompts_before_any_comes_again() -> None:
     assert [job.blocks for job in found[prompts:]] == [job.blocks for job in found][: len(found) - prompts]
     assert len({job.beginning(job.system_tokens) for job in found}) == spec.groups
     assert {(job.prompt_tokens, job.output_tokens) for job in found} == {(7200, 1000)}
+
+
+def test_overload_has_tenants_by_system_prompt_batch_among_them_and_prompts_that_are_too_long() -> None:
+    """N = 9,900 requests: a fifth are batch, a hundredth too long, both within a fifth of that."""
+    found = jobs("overload", 225.0, 44.0)
+    workload = workload_of("overload", Overload)
+    classes = Counter(job.service_class for job in found)
+    assert classes[BATCH] / len(found) == pytest.approx(workload.batch_share, rel=0.2)
+    long = [job for job in found if job.prompt_tokens >= workload.long_least]
+    assert len(long) / len(found) == pytest.approx(workload.long_share, rel=0.3)
+    assert classes[""] == len(long)
+    systems: dict[str, set[int]] = {}
+    for job in found:
+        if job.system_tokens:
+            systems.setdefault(job.tenant, set()).add(job.beginning(job.system_tokens))
+    assert len(systems) > 250
+    assert all(len(beginnings) == 1 for beginnings in systems.values())

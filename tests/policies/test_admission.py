@@ -318,7 +318,7 @@ def test_an_endpoint_that_is_down_or_full_gets_nobody() -> None:
 def test_a_longer_pool_lends_when_it_is_idle_again() -> None:
     door = Door.of(places(1), classes=ONE)
     longer = Pool("longer", [endpoint("long")])
-    door.queue._policies = {**door.queue._policies, longer: LeastRequests(Random(1))}  # type: ignore[dict-item]
+    door.queue._policies = {**door.queue._policies, longer: LeastRequests(Random(1))}
     standing = Standing(door.pool, (longer,))
     tickets = []
     for at in range(4):

@@ -52,9 +52,16 @@ def test_the_work_ahead_is_that_of_all_before() -> None:
     places = add(order, "aaaa", work=3.0)
     assert [order.ahead(place) for place in places] == [0.0, 3.0, 6.0, 9.0]
     assert order.work == 12.0
-    assert order.due_work(64) == 6.0  # the tags of two are within a request and a half of the time
-    assert order.due_work(1) == 3.0
-    assert FairOrder[str]().due_work(64) == 0.0
+
+
+def test_time_goes_on_by_what_each_tenant_should_have_had() -> None:
+    order: FairOrder[str] = FairOrder()
+    first, *others = add(order, "aaa", work=6.0)
+    add(order, "b", work=6.0, weight=2.0)
+    assert [order.lead(place) for place in others] == [6.0, 12.0]
+    assert order.serve(first) == 2.0
+    assert [order.lead(place) for place in others] == [4.0, 10.0]
+    assert order.lead(first) == 0.0
 
 
 def test_debt_is_what_a_tenant_has_had_more_in_requests() -> None:

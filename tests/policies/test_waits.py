@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.waits import KEPT_ERRORS, MEMORY_S, Drain, Errors, Recent
+from policies.waits import KEPT_ERRORS, MAX_RATIO, MEMORY_S, Drain, Errors, Ratio, Recent
 
 
 def test_the_pace_is_work_over_the_time_in_which_anybody_waited() -> None:
@@ -29,6 +29,20 @@ def test_a_sum_fades() -> None:
     recent.add(0.0, 10.0)
     recent.add(MEMORY_S, 1.0)
     assert recent.at(MEMORY_S) == pytest.approx(1 + 10 / 2.71828, rel=1e-4)
+
+
+def test_waits_are_put_right_by_the_last_ones() -> None:
+    ratio = Ratio()
+    assert ratio.at(0.0) == 1.0
+    for at in range(100):
+        ratio.note(at / 10, 2.0, 1.0)
+    assert ratio.at(10.0) == pytest.approx(0.5)
+    for at in range(1000):
+        ratio.note(10 + at / 10, 1.0, 9.0)
+    assert ratio.at(110.0) == MAX_RATIO
+    ratio = Ratio()
+    ratio.note(0.0, 1.0, 0.0)
+    assert ratio.at(0.0) == 1 / MAX_RATIO
 
 
 def test_errors_are_told_by_quantile_of_the_last() -> None:
