@@ -381,6 +381,4 @@ def test_keys_with_a_unit_say_it() -> None:
     without = {key for key in numbers if not key.endswith(("_s", "_bytes", "_tokens"))}
     named = {"port", "admin_port", "max_headers", "max_tries", "budget", "floor", "max_idle"}
     named |= {"max_queued", "max_inflight", "weight", "ceiling"}
-    assert without == named, (
-        "counts and shares"
-    )
+    assert without == named, "counts and shares"
