@@ -27,7 +27,7 @@ class Lease:
         index = member.pool.index
         self.member = member
         self._output_tokens: int | None = None
-        if choice.cached_tokens is None and request.prefix:
+        if choice.cached_tokens is None and request.prompt_tokens:
             held = index.matched_on(choice.endpoint, request.prefix) * request.unit_tokens
             choice = choice._replace(cached_tokens=held)
         self.choice = choice
