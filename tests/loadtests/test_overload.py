@@ -76,7 +76,7 @@ def test_the_queue_keeps_what_it_lets_in_within_the_objective() -> None:
     assert flow.wait_s.p99 is not None
     assert 0 < flow.wait_s.p99 < 2.0
     assert flow.wait_error_s is not None
-    assert flow.wait_error_s[0] < flow.wait_error_s[1] < 1.0
+    assert flow.wait_error_s[0] < flow.wait_error_s[1] < 1.5
     assert flow.batch_refused_share > flow.refused / flow.requests
     assert flow.batch_share > 0.05
 
