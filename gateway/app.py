@@ -177,6 +177,8 @@ class Gateway:
                 index,
                 max_context_tokens=pool_config.max_context_tokens,
                 max_uncached_tokens=pool_config.max_uncached_tokens,
+                classes=pool_config.classes,
+                lends=pool_config.lends,
             )
             await self._follow_once(pool, pool_config)
         self._tasks.append(asyncio.create_task(self._watch_lag(), name="loop lag"))

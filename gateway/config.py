@@ -188,6 +188,8 @@ class PoolConfig(Section):
     max_uncached_tokens: Count | None = Field(
         None, description="Prompts with more that is not cached go to a pool with a larger limit, where there is one."
     )
+    classes: tuple[str, ...] = Field((), description="Classes of service that it is for; none: all.")
+    lends: bool = Field(True, description="Whether requests that are not its own may have endpoints that are idle.")
     endpoints: Annotated[tuple[EndpointConfig, ...], Field(min_length=1)] = Field(description="Its engines.")
 
     @field_validator("policy")
@@ -289,6 +291,24 @@ class Config(Section):
         """Give the names that clients may use beside the models' own, each with that."""
         return {alias: model.name for model in self.models for alias in model.aliases}
 
+    def strangers(self) -> dict[str, str]:
+        """Give the classes of service that pools and tenants name and that are none, by path."""
+        known = {each.name for each in self.admission.classes}
+        named = [
+            (f"pools[{at}].classes[{n}]", name)
+            for at, pool in enumerate(self.pools)
+            for n, name in enumerate(pool.classes)
+        ]
+        named += [
+            (f"tenants[{at}].service_class", tenant.service_class)
+            for at, tenant in enumerate(self.tenants)
+            if tenant.service_class is not None
+        ]
+        told = ", ".join(sorted(known))
+        return {
+            path: f"{name!r} is no class of admission; there are {told}" for path, name in named if name not in known
+        }
+
     def repetitions(self) -> dict[str, str]:
         """Give what stands twice and must not, by path."""
         pools = [(f"pools[{at}]", pool) for at, pool in enumerate(self.pools)]
@@ -356,7 +376,7 @@ def build(content: object, source: str, environment: Mapping[str, str] = os.envi
         config = Config.model_validate(resolved)
     except ValidationError as error:
         raise ConfigError(source, document.worded(error.errors(), problems)) from error
-    lines = document.worded((), problems | config.repetitions())
+    lines = document.worded((), problems | config.repetitions() | config.strangers())
     if lines:
         raise ConfigError(source, lines)
     return config

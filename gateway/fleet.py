@@ -8,7 +8,7 @@ Fleet writes the books and tells health what requests met; `gateway/probe.py` wr
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gateway.config import EndpointConfig
@@ -78,9 +78,17 @@ class Fleet:
         *,
         max_context_tokens: int | None = None,
         max_uncached_tokens: int | None = None,
+        classes: Iterable[str] = (),
+        lends: bool = True,
     ) -> FleetPool:
         """Open a pool; its policy may ask `index`, which is told where requests went."""
-        pool = Pool(name, max_context_tokens=max_context_tokens, max_uncached_tokens=max_uncached_tokens)
+        pool = Pool(
+            name,
+            max_context_tokens=max_context_tokens,
+            max_uncached_tokens=max_uncached_tokens,
+            classes=frozenset(classes),
+            lends=lends,
+        )
         opened = FleetPool(pool, policy, PrefixIndex() if index is None else index)
         self.pools.append(opened)
         self._indexes[pool] = opened.index

@@ -189,3 +189,7 @@ class Pool:
     """Prompt plus output it takes; None: what its largest engine takes."""
     max_uncached_tokens: int | None = None
     """Prompts with more to prefill go to a longer pool, where there is one."""
+    classes: frozenset[str] = frozenset()
+    """Classes of service that it is for; empty: all."""
+    lends: bool = True
+    """Whether others may have endpoints of it that are idle."""

@@ -7,7 +7,9 @@ A pool serves a model when one of its endpoints does. Those that do stand in a r
 
 The first pool that takes a request by both is its own: long prefills go to a pool of their own, and nothing short waits
 behind them; a long prompt that is cached is no long prefill. Longer pools lend an endpoint that is idle while all of
-the own pool have prefills to do. Where nobody in the own pool can take a request, the others stand in for it."""
+the own pool have prefills to do. Where nobody in the own pool can take a request, the others stand in for it. Pools that
+are for other classes of service are never a request's own, but lend and stand in like longer ones, if they lend at all.
+"""
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import NamedTuple
@@ -35,7 +37,7 @@ class Standing(NamedTuple):
 
     own: Pool
     longer: tuple[Pool, ...] = ()
-    """They lend what is idle, and stand in."""
+    """They lend what is idle, and stand in; those of other classes come last."""
     shorter: tuple[Pool, ...] = ()
     """Too small for such a prefill, if anything better is there: they only stand in."""
 
@@ -73,6 +75,16 @@ def standing_of(
         least_prompt_tokens: What the prompt has for certain: fewer than `prompt_tokens` where those are estimated. Only
             for them a request is refused.
     """
+    strangers: tuple[Pool, ...] = ()
+    if any(each.pool.classes for each in row):
+        mine = [each for each in row if not each.pool.classes or request.service_class in each.pool.classes]
+        if mine:
+            strangers = tuple(
+                each.pool
+                for each in row
+                if each not in mine and each.pool.lends and _fits(each, request, request.prompt_tokens)
+            )
+            row = mine
     fitting = [each.pool for each in row if _fits(each, request, request.prompt_tokens)]
     if not fitting:
         largest = row[-1]
@@ -86,7 +98,7 @@ def standing_of(
         if most is None or request.prompt_tokens - cached_in(pool) <= most:
             at = place
             break
-    return Standing(fitting[at], tuple(fitting[at + 1 :]), tuple(fitting[:at]))
+    return Standing(fitting[at], tuple(fitting[at + 1 :]) + strangers, tuple(fitting[:at]))
 
 
 def _fits(serving: Serving, request: InferenceRequest, prompt_tokens: int) -> bool:
@@ -134,7 +146,9 @@ def may_take(endpoint: Endpoint, request: InferenceRequest) -> bool:
 
 
 def lent(pool: Pool, request: InferenceRequest, tried: Container[Endpoint], now: float) -> list[Endpoint]:
-    """Give the endpoints that a longer pool can lend: ready, with nothing to do."""
+    """Give the endpoints that another pool can lend: ready, with nothing to do."""
+    if not pool.lends:
+        return []
     return [
         endpoint
         for endpoint in candidates(pool, request, tried, now)

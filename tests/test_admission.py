@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from loadtests.cluster import Cluster
 from loadtests.settings import Settings
-from tests.fleet_fixtures import CHAT, FAST, House, Reply, leave, prompt, until
+from policies.health import State
+from tests.fleet_fixtures import CHAT, FAST, House, Reply, before, leave, prompt, until
 from tests.fleet_fixtures import house as any_house
 
 house = partial(any_house, policy="least_work")
@@ -252,3 +254,23 @@ async def test_a_refusal_after_a_ping_is_an_event_of_the_stream() -> None:
         assert b"[DONE]" not in waiting.body
         assert await whole.metric("kvlane_requests_total", outcome="refused") == 1
         await leave([running])
+
+
+async def test_a_pool_for_batch_lends_what_is_idle_and_is_named() -> None:
+    """Interactive requests have a pool of their own; when that has prefills to do, the batch pool's engine helps."""
+    async with Cluster(2, SLOW) as cluster:
+        endpoints = [{"name": f"e{at}", "url": url, "kv_events": "off"} for at, url in enumerate(cluster.urls)]
+        pools = [
+            {"name": "fast", "classes": ["interactive"], "endpoints": endpoints[:1]},
+            {"name": "slow", "classes": ["batch"], "endpoints": endpoints[1:]},
+        ]
+        async with before(cluster, pools=pools) as whole:
+            await until(lambda: set(whole.states) == {State.READY}, "all ready")
+            assert (await whole.ask("now", tokens=1)).headers["x-kvlane-pool"] == "fast"
+            assert (await whole.ask("later", tokens=1, service_tier="flex")).headers["x-kvlane-pool"] == "slow"
+            ids = {"model": "sim", "prompt": list(range(20_000)), "max_tokens": 2}
+            busy = asyncio.create_task(whole.post("/v1/completions", ids))
+            await until(lambda: whole.in_flight[0] == 1, "the fast pool is at work")
+            lent = await whole.ask("now", tokens=1)
+            assert (lent.headers["x-kvlane-pool"], lent.headers["x-kvlane-reason"]) == ("slow", "lent")
+            assert (await busy).headers["x-kvlane-pool"] == "fast"

@@ -382,3 +382,16 @@ def test_keys_with_a_unit_say_it() -> None:
     named = {"port", "admin_port", "max_headers", "max_tries", "budget", "floor", "max_idle"}
     named |= {"max_queued", "max_inflight", "weight", "ceiling"}
     assert without == named, "counts and shares"
+
+
+def test_a_class_that_is_none_is_named() -> None:
+    document = {
+        "pools": [{"classes": ["gold"], "endpoints": [{"url": "http://h:1"}]}],
+        "tenants": [{"name": "a", "key_sha256": ["0" * 64], "service_class": "silver"}],
+    }
+    with pytest.raises(ConfigError) as caught:
+        build(document, "test", {})
+    assert [problem.partition(" is no class")[0] for problem in caught.value.problems] == [
+        "pools[0].classes[0]: 'gold'",
+        "tenants[0].service_class: 'silver'",
+    ]

@@ -169,6 +169,22 @@ def test_endpoints_of_too_short_a_context_are_no_candidates_where_others_are() -
     assert candidates(pool, asking(4000, 97), (), NOW) == [short, long]
 
 
+def test_a_class_has_its_pools_and_others_lend_to_it() -> None:
+    shared, batch, private = sized("shared", None), sized("batch", None), sized("private", None)
+    batch.classes = private.classes = frozenset(("batch",))
+    private.lends = False
+    fast = asking(100, 10)._replace(service_class="interactive")
+    assert standing([batch, shared, private], fast) == Standing(shared, (batch,))
+    slow = fast._replace(service_class="batch")
+    assert standing([batch, shared, private], slow) == Standing(batch, (shared, private))
+    assert standing([batch, private], fast) == Standing(batch, (private,))  # nobody is for it: all are
+
+
+def test_a_pool_that_does_not_lend_lends_nothing() -> None:
+    pool = Pool("p", [endpoint("a")], lends=False)
+    assert lent(pool, REQUEST, (), NOW) == []
+
+
 def test_only_the_idle_and_ready_are_lent() -> None:
     busy, idle, suspect = endpoint("a"), endpoint("b"), endpoint("c", state=SUSPECT)
     busy.outstanding.requests = 1
