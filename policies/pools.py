@@ -7,8 +7,8 @@ A pool serves a model when one of its endpoints does. Those that do stand in a r
 
 The first pool that takes a request by both is its own: long prefills go to a pool of their own, and nothing short waits
 behind them; a long prompt that is cached is no long prefill. Longer pools lend an endpoint that is idle while all of
-the own pool have prefills to do. Where nobody in the own pool can take a request, the others stand in for it. Pools that
-are for other classes of service are never a request's own, but lend and stand in like longer ones, if they lend at all.
+the own pool have prefills to do. Where nobody in the own pool can take a request, the others stand in for it. Pools
+that are for other classes of service are never a request's own, but lend and stand in like longer ones, if they lend.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
