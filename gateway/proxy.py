@@ -321,6 +321,9 @@ class Proxy:
         if failure.answer is None:
             assert failure.error is not None
             raise failure_of(failure.error)
+        if client.is_pinged:
+            fallback = Outcome.CLIENT_ERROR if failure.answer.status < 500 else Outcome.FAILED
+            trace.outcome = OUTCOMES.get(failure.answer.status, fallback)
         return client.reply(failure.answer.status, failure.lines + id_line(trace), failure.answer.body)
 
     # Small parts.

@@ -184,6 +184,7 @@ class AdmissionQueue:
         """
         state, ticket.state = ticket.state, State.LEFT
         if state is State.WAITING:
+            ticket.waited_s = now - ticket.arrived_at
             self._take_out(ticket, self._line_of(ticket.request), now)
         if state is State.REFUSED:
             ticket.state = state
