@@ -18,6 +18,7 @@ from gateway.members import FleetPool, Member
 from policies.admission import AdmissionQueue
 from policies.endpoint import Endpoint, EngineReport, Pool
 from policies.flow import Flow
+from policies.health import State
 from policies.index import PrefixIndex
 from policies.placing import place
 from policies.policy import Choice, Policy, Reason
@@ -260,6 +261,14 @@ class Fleet:
         """Whether an endpoint may take a request now, with room for it or without."""
         now = self._clock()
         return any(candidates(pool, request, (), now) for pool in (standing.own, *standing.longer, *standing.shorter))
+
+    def may_recover(self, model: str, standing: Standing) -> bool:
+        """Whether an endpoint lives that serves a model, though it may have asked to be left alone for a while."""
+        return any(
+            model in endpoint.models and endpoint.health.state in (State.READY, State.SUSPECT)
+            for pool in (standing.own, *standing.longer, *standing.shorter)
+            for endpoint in pool.endpoints
+        )
 
     def lease_on(self, member: Member, request: InferenceRequest) -> Lease:
         """Charge a given endpoint: it holds what the request needs.

@@ -230,13 +230,13 @@ class Gate:
 
     def _turn_away(self, pool: Pool, queue: AdmissionQueue, now: float) -> None:
         """Let nobody wait where nobody is left who could serve."""
-        has_anybody: dict[str, bool] = {}
+        lives: dict[str, bool] = {}
         for ticket, waiter in list(self._waiters.items()):
             if ticket.standing.own is pool and not waiter.done():
                 model = ticket.request.model
-                if model not in has_anybody:
-                    has_anybody[model] = self._fleet.has_anybody(ticket.request, ticket.standing)
-                if has_anybody[model]:
+                if model not in lives:
+                    lives[model] = self._fleet.may_recover(model, ticket.standing)
+                if lives[model]:
                     continue
                 queue.leave(ticket, now)
                 waiter.set_exception(self._fleet.nobody(ticket.standing, ticket.request.model, now))

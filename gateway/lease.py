@@ -61,9 +61,13 @@ class Lease:
         if self._is_open and not self._charge.is_decoding:
             books.first_token(self._charge, self._clock(), is_seen=False)
 
-    def used(self, usage: Usage) -> None:
-        """Note what the engine says of an answer that ended well: what it made, and what it had cached."""
-        self._output_tokens = usage.output_tokens
+    def used(self, usage: Usage, *, is_timely: bool = True) -> None:
+        """Note what the engine says of an answer that ended well: what it made, and what it had cached.
+
+        Args:
+            is_timely: False where its client took its time: that says nothing of the engine's.
+        """
+        self._output_tokens = usage.output_tokens if is_timely else None
         request = self._charge.request
         if usage.prompt_tokens:
             self.member.forecast.note(

@@ -49,7 +49,7 @@ from gateway.routes import ENGINE_ROUTES, MODELS_PATH, STORED_RESPONSE, STORED_R
 from gateway.sections import Listen, Retries, Timeouts
 from gateway.stored import STORED_ROUTE, StoredResponses
 from gateway.tenants import Tenant, Tenants
-from gateway.trace import Trace
+from gateway.trace import Trace, id_line, kvlane_lines
 from gateway.upstream import Upstream
 from policies.endpoint import Endpoint
 from policies.pools import Standing
@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 
 JSON = b"content-type: application/json\r\n"
 CLIENT_LEFT = 499  # nobody is told; it is how logs and metrics call it
-OUTCOMES = {429: Outcome.REFUSED, 503: Outcome.REFUSED, CLIENT_LEFT: Outcome.DISCONNECTED}
+_OUTCOMES = {429: Outcome.REFUSED, 503: Outcome.REFUSED, CLIENT_LEFT: Outcome.DISCONNECTED}
 """By status; other 4xx are the client's, other 5xx are failures."""
 
 
@@ -127,7 +127,7 @@ class Proxy:
         except GatewayError as error:
             trace.code = error.code
             if client.is_pinged:
-                trace.outcome = OUTCOMES.get(error.status, Outcome.FAILED)
+                trace.outcome = outcome_of(error.status)
             return client.refuse(error, id_line(trace))
         except (asyncio.CancelledError, ConnectionError) as gone:
             client.status = CLIENT_LEFT
@@ -220,9 +220,11 @@ class Proxy:
                     return self._give_up(failure, client, trace)
 
     async def _enter(self, exchange: Exchange, standing: Standing, client: ClientAnswer, trace: Trace) -> Place:
-        """Wait at the door; streams are kept alive meanwhile, where the configuration says so."""
+        """Wait at the door; streams of OpenAI's two shapes are kept alive there, where the configuration says so."""
+        if not exchange.route.prefills:
+            return Place(self._gate, None, self._fleet.lease(exchange.inference, standing))
         every_s = self._keepalive_s
-        if every_s is None or not exchange.call.is_stream:
+        if every_s is None or not exchange.call.is_stream or not exchange.route.has_usage_chunk:
             return await self._gate.enter(exchange.inference, standing)
         loop = asyncio.get_running_loop()
         timers: list[asyncio.TimerHandle] = []
@@ -312,7 +314,7 @@ class Proxy:
         else:
             trace.outcome = Outcome.OK
             if answer.usage is not None:
-                lease.used(answer.usage)
+                lease.used(answer.usage, is_timely=not answer.was_paused)
                 self._intake.learn(exchange, answer.usage)
         return response
 
@@ -322,8 +324,7 @@ class Proxy:
             assert failure.error is not None
             raise failure_of(failure.error)
         if client.is_pinged:
-            fallback = Outcome.CLIENT_ERROR if failure.answer.status < 500 else Outcome.FAILED
-            trace.outcome = OUTCOMES.get(failure.answer.status, fallback)
+            trace.outcome = outcome_of(failure.answer.status)
         return client.reply(failure.answer.status, failure.lines + id_line(trace), failure.answer.body)
 
     # Small parts.
@@ -361,32 +362,13 @@ class Proxy:
     def _settle(self, trace: Trace, client: ClientAnswer) -> None:
         trace.status = client.status
         if trace.outcome is Outcome.DISCONNECTED and client.status:
-            fallback = Outcome.CLIENT_ERROR if client.status < 500 else Outcome.FAILED
-            trace.outcome = OUTCOMES.get(client.status, fallback)
+            trace.outcome = outcome_of(client.status)
         self._on_record(trace.finish(self._clock()))
 
 
-def id_line(trace: Trace) -> bytes:
-    """Give the header that names the request."""
-    return b"x-request-id: %b\r\n" % trace.id.encode()
-
-
-def kvlane_lines(trace: Trace) -> bytes:
-    """Give the headers that say where a request went and why."""
-    choice = trace.choice
-    assert choice is not None
-    assert trace.dispatched_at is not None
-    queue_ms = int((trace.dispatched_at - trace.arrived_at) * 1000)
-    lines = (
-        f"x-kvlane-endpoint: {choice.endpoint.name}\r\nx-kvlane-pool: {trace.pool or ''}\r\n"
-        f"x-kvlane-reason: {choice.reason.value}\r\nx-kvlane-queue-ms: {queue_ms}\r\n"
-        f"x-kvlane-prompt-tokens: {trace.prompt_tokens}\r\n"
-    )
-    if trace.predicted_wait_s is not None:
-        lines += f"x-kvlane-predicted-queue-ms: {int(trace.predicted_wait_s * 1000)}\r\n"
-    if choice.cached_tokens is not None:
-        lines += f"x-kvlane-cached-tokens: {choice.cached_tokens}\r\n"
-    return lines.encode()
+def outcome_of(status: int) -> Outcome:
+    """Say what a status means for metrics and logs."""
+    return _OUTCOMES.get(status, Outcome.CLIENT_ERROR if status < 500 else Outcome.FAILED)
 
 
 def check_method(method: str, allowed: tuple[str, ...]) -> None:

@@ -67,6 +67,8 @@ class Answer:
     """Whether the client took nothing for so long that it was cut off."""
     is_truncated = False
     """Whether an error's body was longer than what was kept of it."""
+    was_paused = False
+    """Whether the engine had to wait for the client."""
     first_token_at: float | None = None
     _held_bytes = 0
     _tail_bytes = 0
@@ -303,6 +305,7 @@ class Answer:
                 self._finish()
 
     def _pause(self) -> None:
+        self.was_paused = True
         if self.connection is not None:
             self.connection.pause()
 
@@ -334,6 +337,7 @@ class Answer:
 
     def _break(self, error: UpstreamError) -> None:
         """End a body that has begun but will not be whole, in the way its client notices."""
+        self.was_paused = True
         self.error = error
         if self.connection is not None:
             self.connection.abort()

@@ -133,7 +133,9 @@ class ClassConfig(Section):
     crowded_wait_s: Seconds | None = Field(
         None, description="The same for newcomers once somebody has been waiting for 2 s without a break."
     )
-    ceiling: Share = Field(1.0, description="How full an endpoint may be to take another of this class.")
+    ceiling: Annotated[Share, Field(gt=0)] = Field(
+        1.0, description="How full an endpoint may be to take another of this class."
+    )
     floor: Share = Field(0.0, description="Share of the work that it gets while it waits, whatever else does.")
 
 

@@ -69,3 +69,26 @@ class Trace:
             cached_tokens=usage.cached_tokens if usage is not None else None,
             predicted_cached_tokens=self.choice.cached_tokens if self.choice is not None else None,
         )
+
+
+def id_line(trace: Trace) -> bytes:
+    """Give the header that names the request."""
+    return b"x-request-id: %b\r\n" % trace.id.encode()
+
+
+def kvlane_lines(trace: Trace) -> bytes:
+    """Give the headers that say where a request went and why."""
+    choice = trace.choice
+    assert choice is not None
+    assert trace.dispatched_at is not None
+    queue_ms = int((trace.dispatched_at - trace.arrived_at) * 1000)
+    lines = (
+        f"x-kvlane-endpoint: {choice.endpoint.name}\r\nx-kvlane-pool: {trace.pool or ''}\r\n"
+        f"x-kvlane-reason: {choice.reason.value}\r\nx-kvlane-queue-ms: {queue_ms}\r\n"
+        f"x-kvlane-prompt-tokens: {trace.prompt_tokens}\r\n"
+    )
+    if trace.predicted_wait_s is not None:
+        lines += f"x-kvlane-predicted-queue-ms: {int(trace.predicted_wait_s * 1000)}\r\n"
+    if choice.cached_tokens is not None:
+        lines += f"x-kvlane-cached-tokens: {choice.cached_tokens}\r\n"
+    return lines.encode()

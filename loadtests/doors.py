@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from policies.admission import CLASSES
 from policies.endpoint import Endpoint
 from policies.policy import Choice
-from policies.tickets import ServiceClass
+from policies.tickets import CLASSES, ServiceClass
 
 
 class Admission(StrEnum):

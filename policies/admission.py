@@ -31,37 +31,20 @@ crowd    A burst may wait `max_queue_wait_s`. A queue that has not been empty fo
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import NamedTuple
 
 from policies.endpoint import Endpoint, Pool
 from policies.flow import NOTHING, Flow, Promised
 from policies.index import PrefixIndex
 from policies.lines import Line
+from policies.nearest import OVERDUE, nearest
 from policies.placing import place
 from policies.policy import Choice, Policy, Reason
 from policies.pools import Standing, is_full, may_take
 from policies.request import InferenceRequest
-from policies.tickets import Refusal, ServiceClass, State, Ticket
+from policies.tickets import CLASSES, Offered, Refusal, ServiceClass, State, Ticket
 from policies.waits import Errors
 
-WINDOW = 64
-ALPHA_S = 0.03  # of prefill: so much more may one cost that has waited for as long as its class may in a crowd
-DEBT_S = 0.05  # of prefill: so much less may one cost whose tenant has had a request more than others, or several
-OVERDUE, OVERDUE_S = 0.75, 1e6  # who has waited so much of what it may, without debt, goes first whatever it costs
 SPARE = 64  # deadlines of those that wait no more
-
-CLASSES = (
-    ServiceClass("interactive", crowded_wait_s=0.5),
-    ServiceClass("batch", max_queue_wait_s=60.0, ceiling=0.9, floor=0.1),
-)
-
-
-class Offered(NamedTuple):
-    """What became of an offer, and of others by it."""
-
-    ticket: Ticket
-    changed: list[Ticket]
-    """Others whose state changed."""
 
 
 class AdmissionQueue:
@@ -88,6 +71,7 @@ class AdmissionQueue:
         self._sums: dict[Endpoint, Promised] = {}
         self._deadlines: list[tuple[float, int, Ticket]] = []
         self._numbers = count()
+        self._kept: tuple[Endpoint, Ticket] | None = None
         self.running = 0
         """Tickets that are granted and have not left."""
         self.errors = Errors()
@@ -244,8 +228,11 @@ class AdmissionQueue:
         """Choose among all endpoints with room, as the policy does."""
         request, limit = ticket.request, self._limit(line, now)
 
+        reserved = self._reserved(now) if self.waiting else None
+        kept = reserved[0] if reserved is not None and reserved[1] is not ticket else None
+
         def has_room(endpoint: Endpoint) -> bool:
-            return self._load(endpoint, now) < limit and self._fits(endpoint, request)
+            return endpoint is not kept and self._load(endpoint, now) < limit and self._fits(endpoint, request)
 
         own = ticket.standing.own.endpoints
         lent = [endpoint for endpoint in self._promised if endpoint not in own]  # idle by the books alone
@@ -263,13 +250,52 @@ class AdmissionQueue:
     def _held(self, endpoint: Endpoint, request: InferenceRequest) -> int:
         return self._index.matched_on(endpoint, request.prefix) * request.unit_tokens
 
+    def _may_take(self, endpoint: Endpoint, request: InferenceRequest) -> bool:
+        """Whether an endpoint serves a request; its context must do, unless none in the pool would."""
+        return may_take(endpoint, request) or (
+            request.model in endpoint.models and not any(may_take(each, request) for each in self._pool.endpoints)
+        )
+
+    def _reserved(self, now: float) -> tuple[Endpoint, Ticket] | None:
+        """Give the endpoint that is kept for one who has waited too long, and whom it is kept for.
+
+        One that needs much memory would never find it where small ones come all the time: so what is freed is kept
+        together for it, at the endpoint that has the most, until it is served or gone.
+        """
+        if self._kept is not None and self._kept[1].state is State.WAITING and self._kept[0].health.is_ready(now):
+            return self._kept
+        self._kept = None
+        if self.next_deadline is None:
+            return None
+        ticket = self._deadlines[0][2]
+        request = ticket.request
+        if now - ticket.arrived_at <= OVERDUE * self._line_of(request).rules.max_queue_wait_s:
+            return None
+        able = [
+            endpoint
+            for endpoint in self._pool.endpoints
+            if endpoint.health.is_ready(now) and self._may_take(endpoint, request)
+        ]
+        if able and not any(self._fits(endpoint, request) for endpoint in able):
+            self._kept = (min(able, key=lambda endpoint: endpoint.outstanding.pinned_tokens), ticket)
+        return self._kept
+
     def _fill(self, endpoint: Endpoint, now: float) -> list[Ticket]:
         """Give the room of an endpoint to those who wait, one after the other."""
         granted: list[Ticket] = []
         if not endpoint.health.is_ready(now) or is_full(endpoint, now):
             return granted
-        while (load := self._load(endpoint, now)) < 1 and (found := self._next(endpoint, load, now)) is not None:
-            ticket, line = found
+        while (load := self._load(endpoint, now)) < 1:
+            reserved = self._reserved(now)
+            if reserved is not None and reserved[0] is endpoint:
+                ticket = reserved[1]
+                line = self._line_of(ticket.request)
+                if load >= self._limit(line, now) or not self._fits(endpoint, ticket.request):
+                    break
+            elif (found := self._next(endpoint, load, now)) is not None:
+                ticket, line = found
+            else:
+                break
             cached = min(self._held(endpoint, ticket.request), max(0, ticket.request.prompt_tokens - 1))
             self._grant(ticket, line, Choice(endpoint, Reason.ROOM, cached, endpoint.outstanding.prefill_s), now)
             granted.append(ticket)
@@ -289,37 +315,19 @@ class AdmissionQueue:
         lines = [line for line in self._lines.values() if line.order]
         for line in sorted(lines, key=lambda line: not self._is_below_floor(line, now)):
             if load < self._limit(line, now):
-                ticket = self._nearest(endpoint, line, now)
+                ticket = nearest(
+                    line,
+                    endpoint,
+                    now,
+                    lambda request: self._held(endpoint, request),
+                    lambda request: self._may_take(endpoint, request),
+                    lambda request, uncached: self._flow.fits(
+                        endpoint, request, uncached, self._sums.get(endpoint, NOTHING)
+                    ),
+                )
                 if ticket is not None:
                     return ticket, line
         return None
-
-    def _nearest(self, endpoint: Endpoint, line: Line, now: float) -> Ticket | None:
-        """Of the next few in fair order, find who costs least there, with its tenant's debt and its wait."""
-        best, best_s, seen = None, 0.0, 0
-        debts: dict[str, float] = {}
-        p1, alpha = endpoint.work.p1, ALPHA_S / line.least_bound_s
-        for ticket in line.order:
-            request = ticket.request
-            if not may_take(endpoint, request):
-                continue
-            assert ticket.place is not None
-            debt = debts.get(request.tenant)
-            if debt is None:  # of its first: they come in this order
-                debt = debts[request.tenant] = line.order.debt(ticket.place)
-            uncached = request.prompt_tokens - self._held(endpoint, request)
-            waited_s = now - ticket.arrived_at
-            score_s = p1 * uncached + DEBT_S * min(max(debt, -1.0), 1.0) - alpha * waited_s
-            if debt <= 0 and waited_s > OVERDUE * line.rules.max_queue_wait_s:
-                score_s -= OVERDUE_S
-            if (best is None or score_s < best_s) and self._flow.fits(
-                endpoint, request, uncached, self._sums.get(endpoint, NOTHING)
-            ):
-                best, best_s = ticket, score_s
-            seen += 1
-            if seen == WINDOW:
-                break
-        return best
 
     def _grant(self, ticket: Ticket, line: Line, choice: Choice, now: float) -> None:
         line.note(now)

@@ -5,6 +5,7 @@ A ticket is moved by `admission.AdmissionQueue` alone.
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from policies.endpoint import Endpoint
 from policies.policy import Choice
@@ -91,3 +92,17 @@ class Ticket:
     def refuse(self, why: Refusal) -> None:
         """Note that it is told no."""
         self.state, self.refusal = State.REFUSED, why
+
+
+CLASSES = (
+    ServiceClass("interactive", crowded_wait_s=0.5),
+    ServiceClass("batch", max_queue_wait_s=60.0, ceiling=0.9, floor=0.1),
+)
+
+
+class Offered(NamedTuple):
+    """What became of an offer, and of others by it."""
+
+    ticket: Ticket
+    changed: list[Ticket]
+    """Others whose state changed."""

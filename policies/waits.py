@@ -5,6 +5,7 @@ from math import exp
 
 MEMORY_S = 10.0
 MAX_RATIO = 4.0
+MAX_WAIT_S = 3600.0  # where nothing gets on: as good as for ever
 KEPT_ERRORS = 1024
 
 
@@ -29,7 +30,7 @@ class Drain:
 
     def seconds(self, work: float) -> float:
         """Predict how long it takes until so much has left."""
-        return work * self._busy_s / self._work if self._work else 0.0
+        return min(work * self._busy_s / self._work, MAX_WAIT_S) if self._work else 0.0
 
 
 class Ratio:

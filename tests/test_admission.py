@@ -274,3 +274,23 @@ async def test_a_pool_for_batch_lends_what_is_idle_and_is_named() -> None:
             lent = await whole.ask("now", tokens=1)
             assert (lent.headers["x-kvlane-pool"], lent.headers["x-kvlane-reason"]) == ("slow", "lent")
             assert (await busy).headers["x-kvlane-pool"] == "fast"
+
+
+async def test_an_engine_that_asks_for_time_does_not_empty_the_queue() -> None:
+    async with house(1, SLOW, admission=door(1)) as whole:
+        running = asyncio.create_task(whole.ask("running", tokens=60, stream=True))
+        await until(lambda: whole.in_flight == [1], "running")
+        waiting = [asyncio.create_task(whole.ask(f"w{at}", tokens=1)) for at in range(5)]
+        (queue,) = whole.gateway.gate.queues.values()
+        await until(lambda: queue.waiting == 5, "waiting")
+        whole.endpoints[0].health.not_now(asyncio.get_running_loop().time(), 1.0)
+        assert (await running).is_whole_stream
+        assert {answer.status for answer in await asyncio.gather(*waiting)} == {200}
+
+
+async def test_what_an_engine_only_counts_does_not_wait() -> None:
+    async with house(1, SLOW, admission=door(1)) as whole:
+        running = asyncio.create_task(whole.ask("running", tokens=100_000, stream=True))
+        await until(lambda: whole.in_flight == [1], "running")
+        assert (await whole.post("/tokenize", {"model": "sim", "prompt": "hello"})).status == 200
+        await leave([running])

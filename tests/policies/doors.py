@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 
 from policies import books
-from policies.admission import CLASSES, AdmissionQueue
+from policies.admission import AdmissionQueue
 from policies.endpoint import Charge, Pool
 from policies.flow import Flow
 from policies.index import PrefixIndex
 from policies.least_work import LeastWork
 from policies.pools import Standing
 from policies.request import InferenceRequest
-from policies.tickets import ServiceClass, State, Ticket
+from policies.tickets import CLASSES, ServiceClass, State, Ticket
 from tests.policies.fleets import endpoints, request
 
 ONE = (ServiceClass("interactive", max_queued=100, max_queue_wait_s=1e3),)

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.admission import CLASSES, OVERDUE, WINDOW
 from policies.endpoint import Pool
 from policies.flow import Flow
 from policies.health import State as HealthState
 from policies.lines import PATIENCE_S
+from policies.nearest import OVERDUE, WINDOW
 from policies.policy import Reason
 from policies.pools import Standing
 from policies.spread import LeastRequests
-from policies.tickets import Refusal, ServiceClass, State, Ticket
+from policies.tickets import CLASSES, Refusal, ServiceClass, State, Ticket
 from tests.policies.doors import ONE, Door, places
 from tests.policies.fleets import endpoint, request
 
@@ -449,3 +449,69 @@ def test_a_crowd_may_wait_less_than_a_burst() -> None:
 
 def test_endpoints_without_a_limit_are_shown_without_one() -> None:
     assert repr(Door.of(Flow(), engines=2).queue) == "<AdmissionQueue 0 running, 0/2048 waiting>"
+
+
+def cramped(kv_tokens: int) -> Door:
+    """Give a door where only memory counts, of one engine with so much of it; nobody waits for more than 30 s."""
+    door = Door.of(Flow(tpot_slo_s=1e3), classes=(ServiceClass("interactive", max_queue_wait_s=30.0),))
+    door.pool.endpoints[0].report.kv_capacity_tokens = kv_tokens
+    return door
+
+
+def test_memory_is_kept_for_one_that_would_never_find_it() -> None:
+    """A prompt of 64,000 tokens where small ones come all the time and a cache of 100,000 is never empty."""
+    door = cramped(100_000)
+    running: list[Ticket] = []
+
+    def come(name: str, now: float) -> None:
+        ticket = door.offer(request(name, (1000 + int(name), 150), output=400), now)
+        if ticket.state is State.GRANTED:
+            door.first_token(ticket, now)
+            running.append(ticket)
+
+    for at in range(5):
+        come(str(at), 0.0)
+    big = door.offer(request("big", (1, 1000), output=100), 0.1)
+    for turn in range(5, 70):
+        now = 0.4 * turn
+        if running:
+            door.end(running.pop(0), now)
+        if big.state is not State.WAITING:
+            break
+        come(str(turn), now)
+    assert repr(big) == "<Ticket big granted e0>"
+    assert 22.5 < big.waited_s < 30
+
+
+def test_what_is_kept_is_let_go_when_its_endpoint_is_or_the_one_it_is_kept_for() -> None:
+    door = cramped(20_000)
+    (at,) = door.pool.endpoints
+    running = door.offer(request("r", (1, 200), output=100), 0.0)
+    big = door.offer(request("big", (2, 250), output=100), 0.1)
+    little = door.offer(request("little", (3, 10), output=10), 25.0)
+    assert (running.state, big.state, little.state) == (State.GRANTED, State.WAITING, State.WAITING)
+    at.health.state = HealthState.EJECTED
+    assert door.queue.pump(25.1) == []
+    at.health.state = HealthState.READY
+    door.end(big, 25.2)
+    assert door.queue.pump(25.3) == [little]
+
+
+def test_those_that_do_not_fit_hide_nobody_behind_them() -> None:
+    door = cramped(20_000)
+    running = door.offer(request("r", (1, 200), output=100), 0.0)
+    blocked = [door.offer(request(f"b{at}", (10 + at, 200), output=100), 0.1) for at in range(WINDOW + 10)]
+    little = door.offer(request("little", (5, 10), output=10), 0.2)
+    assert running.state is State.GRANTED
+    assert {ticket.state for ticket in blocked} == {State.WAITING}
+    assert little.state is State.GRANTED
+
+
+def test_a_context_that_no_endpoint_has_by_estimate_is_no_reason_to_wait_for_ever() -> None:
+    door = Door.of(places(1), classes=ONE)
+    (at,) = door.pool.endpoints
+    at.max_context_tokens = 1000
+    first = door.ask("a", 0.0)
+    long = door.offer(request("long", (1, 20)), 0.1)
+    assert long.state is State.WAITING
+    assert door.end(first, 0.2) == [long]
