@@ -5,10 +5,10 @@ the profile, times two factors (prefill, decode) that follow what is observed th
 the logarithm of observed over predicted, so that one odd measurement counts for little, and stays within a bound: a
 model wrong by 4 still routes within 7 % of the right one, but one that ran away would not.
 
-Half of a step is learned for all engines of one make (those of a pool that began with the same profile), and half for
-the engine itself. Else the first that is found faster than its profile would look faster than its idle twins for ever,
-and they would never be asked again. For the same reason what an engine has of its own fades: one that was slow is tried
-again, and unlike GPUs under traffic are told apart all the time.
+What is observed is also learned of all engines of one make (those of a pool that began with the same profile), and an
+engine of which little was seen lately is taken for one of its make. Else the first that is found faster than its
+profile would look faster than its idle twins for ever, and they would never be asked again; and one that was slow would
+not be tried again. Under traffic an engine's own figures count alone, and unlike GPUs are told apart.
 """
 
 from collections.abc import Callable
@@ -55,6 +55,7 @@ PACE = 0.05  # some twenty observations make a factor believe
 MAX_LOG = log(MAX_FACTOR)
 STEP = 0.02  # of what is common: less is no reason to reckon all endpoints anew
 OWN_FADES_S = 60.0  # to a third: under traffic a factor is learned a hundred times meanwhile
+FEW = 10.0  # observations, by weight: with so many, half is its own
 MAX_RATIO = 4.0  # what one observation may claim: a pause of the engine is no measurement
 
 
@@ -87,7 +88,9 @@ class WorkModel:
     __slots__ = (
         "__weakref__",
         "_decode",
+        "_decodes",
         "_prefill",
+        "_prefills",
         "d0",
         "d1",
         "d2",
@@ -104,12 +107,14 @@ class WorkModel:
         self.make = Make() if make is None else make
         self.make.models.add(self)
         self._prefill = self._decode = 0.0
+        self._prefills = self._decodes = 0.0  # observations, those long ago for less
         self.listener: Callable[[], None] | None = None
         """Told when the coefficients change by what others observed."""
         self.scale()
 
     def __repr__(self) -> str:
-        return f"<WorkModel prefill x{self._factors()[0]:.2f} decode x{self._factors()[1]:.2f}>"
+        prefill, decode = self._logs()
+        return f"<WorkModel prefill x{exp(prefill):.2f} decode x{exp(decode):.2f}>"
 
     def prefill_s(self, uncached_tokens: int, cached_tokens: int) -> float:
         """Seconds of engine time for a prompt, beyond what its steps cost anyway."""
@@ -121,47 +126,52 @@ class WorkModel:
 
     def observe_prefill(self, predicted_s: float, observed_s: float) -> None:
         """Learn from a prompt that waited for no other: what this model said until its first token, and the truth."""
-        step = _step(predicted_s, observed_s)
-        self._prefill = _bounded(self._prefill + step)
-        self.make.prefill = _bounded(self.make.prefill + step)
+        seen = self._logs()[0] + _ratio(predicted_s, observed_s)
+        self._prefill = _bounded(self._prefill + PACE * (seen - self._prefill))
+        self.make.prefill = _bounded(self.make.prefill + PACE * (seen - self.make.prefill))
+        self._prefills += 1
         self.scale()
         self.make.tell()
 
     def observe_decode(self, predicted_s: float, observed_s: float) -> None:
         """Learn from a step: what this model said of its batch, and seconds per token without others' prefills."""
-        step = _step(predicted_s, observed_s)
-        self._decode = _bounded(self._decode + step)
-        self.make.decode = _bounded(self.make.decode + step)
+        seen = self._logs()[1] + _ratio(predicted_s, observed_s)
+        self._decode = _bounded(self._decode + PACE * (seen - self._decode))
+        self.make.decode = _bounded(self.make.decode + PACE * (seen - self.make.decode))
+        self._decodes += 1
         self.scale()
         self.make.tell()
 
     def relax(self, passed_s: float) -> None:
-        """Forget a little of what it has of its own: so much time has passed."""
+        """Let what was observed count for less: so much time has passed."""
         left = exp(-passed_s / OWN_FADES_S)
-        self._prefill *= left
-        self._decode *= left
+        self._prefills *= left
+        self._decodes *= left
         self.scale()
 
     def scale(self) -> None:
         """Bring the coefficients up to date."""
         profile = self.profile
-        prefill, decode = self._factors()
-        prefill, decode = prefill / 1e3, decode / 1e3
+        prefill, decode = self._logs()
+        prefill, decode = exp(prefill) / 1e3, exp(decode) / 1e3
         self.d0, self.d1, self.d2 = profile.d0 * decode, profile.d1 * decode, profile.d2 * decode
         self.p0, self.p1, self.p2 = profile.p0 * prefill, profile.p1 * prefill, profile.p2 * prefill
         if self.listener is not None:
             self.listener()
 
-    def _factors(self) -> tuple[float, float]:
+    def _logs(self) -> tuple[float, float]:
+        """Give the logarithms of the factors: of its own as far as it was observed, else its make's."""
         make = self.make
-        return exp(_bounded(self._prefill + make.prefill)), exp(_bounded(self._decode + make.decode))
+        prefill = make.prefill + (self._prefill - make.prefill) * self._prefills / (self._prefills + FEW)
+        decode = make.decode + (self._decode - make.decode) * self._decodes / (self._decodes + FEW)
+        return prefill, decode
 
 
-def _step(predicted_s: float, observed_s: float) -> float:
-    """Give half a step towards what was observed."""
+def _ratio(predicted_s: float, observed_s: float) -> float:
+    """Give the logarithm of observed over predicted, within what one observation may claim."""
     if predicted_s <= 0.0 or observed_s <= 0.0:
         return 0.0
-    return PACE / 2 * log(min(max(observed_s / predicted_s, 1 / MAX_RATIO), MAX_RATIO))
+    return log(min(max(observed_s / predicted_s, 1 / MAX_RATIO), MAX_RATIO))
 
 
 def _bounded(logarithm: float) -> float:
@@ -170,4 +180,4 @@ def _bounded(logarithm: float) -> float:
 
 def moved(factor: float, predicted_s: float, observed_s: float) -> float:
     """Move a factor a step towards observed over predicted; it stays where either is nothing."""
-    return exp(_bounded(log(factor) + 2 * _step(predicted_s, observed_s)))
+    return exp(_bounded(log(factor) + PACE * _ratio(predicted_s, observed_s)))
