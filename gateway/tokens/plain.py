@@ -28,6 +28,7 @@ OPENING_UNITS = 4  # of a completion: enough to tell two kinds of prompt apart, 
 SLICE_UNITS = 1024  # hashed in a row: a third of a millisecond
 SLICE_IDS = 32 << 10  # made numbers of four bytes in a row: half a millisecond
 LEADING_ROLES = frozenset(("system", "developer"))
+MAX_LAID_OUT_CHARS = 4 << 20  # a million tokens: what is behind is counted, and not copied twice to be hashed
 _END = b"\n"
 
 
@@ -70,6 +71,7 @@ class _Layout:
     def __init__(self, image_tokens: int) -> None:
         self._image_tokens = image_tokens
         self.pieces: list[bytes] = []
+        self._chars = 0
         self._media = 0
         self._values = 0
         self.further_bytes = 0
@@ -143,6 +145,11 @@ class _Layout:
         if self._values > MAX_VALUES:
             return
         if isinstance(value, str):
+            left = max(0, MAX_LAID_OUT_CHARS - self._chars)
+            self._chars += len(value)
+            if len(value) > left:
+                self.further_bytes += len(value) - left
+                value = value[:left]
             self.pieces.append(value.encode("utf-8", "surrogatepass"))
             self.pieces.append(_END)
         elif isinstance(value, list):
