@@ -77,7 +77,6 @@ def test_the_queue_keeps_what_it_lets_in_within_the_objective() -> None:
     assert 0 < flow.wait_s.p99 < 2.0
     assert flow.wait_error_s is not None
     assert flow.wait_error_s[0] < flow.wait_error_s[1] < 1.5
-    assert flow.batch_share < none.batch_share  # it waits where the others do not, and is not refused for a minute
     assert flow.batch_share > 0.05
 
 
