@@ -189,7 +189,7 @@ class Connection(asyncio.Protocol):
             self._drain_timer = self._pool.loop.call_later(DRAIN_S, self.abort)
 
     def pause(self) -> None:
-        """Read no more for now: the client is slower than the engine."""
+        """Stop reading until `resume`: the client is slower than the engine."""
         if self.transport is not None and not self.is_paused and not self.transport.is_closing():
             self.is_paused = True
             self.transport.pause_reading()

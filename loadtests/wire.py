@@ -6,6 +6,7 @@ streamed.
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,7 +46,7 @@ class Choice:
         return self.language.text(self.output_tokens)
 
 
-class Wire:
+class Wire(ABC):
     """What the dialects share.
 
     Args:
@@ -123,20 +124,20 @@ class Wire:
         return b""
 
     def opening(self) -> bytes:
-        """Render what a stream begins with, once the first token is ready."""
-        raise NotImplementedError
+        """Render what a stream begins with, once the first token is ready; nothing, where answers are never streamed."""
+        return b""
 
     def piece(self, choice: Choice, text: str) -> bytes:
-        """Render one token; `choice.sent` counts it already."""
-        raise NotImplementedError
+        """Render one token; `choice.sent` counts it already; nothing, where answers are never streamed."""
+        return b""
 
     def ending(self) -> bytes:
-        """Render what comes after the last token of the last choice."""
-        raise NotImplementedError
+        """Render what comes after the last token of the last choice; nothing, where answers are never streamed."""
+        return b""
 
+    @abstractmethod
     def whole(self) -> bytes:
         """Render the answer that is not streamed."""
-        raise NotImplementedError
 
     def keep(self) -> dict[str, Json] | None:
         """Give what the engine must remember of this answer under its id."""

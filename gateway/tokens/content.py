@@ -279,15 +279,15 @@ def _content_parameters(tree: nodes.Template, messages: set[str]) -> dict[int, s
 def _loop_targets(tree: nodes.Template, name: str) -> Iterator[str]:
     """Give the variables that stand for one item of `name`, or of what it is assigned to."""
     aliases = {name}
-    todo = deque(aliases)
-    while todo:
-        current = todo.popleft()
+    pending = deque(aliases)
+    while pending:
+        current = pending.popleft()
         for assignment in tree.find_all(nodes.Assign):
             if _reads(assignment.node, current) and isinstance(assignment.target, nodes.Name):
                 target = assignment.target.name
                 if target not in aliases:
                     aliases.add(target)
-                    todo.append(target)
+                    pending.append(target)
     for loop in tree.find_all(nodes.For):
         if isinstance(loop.target, nodes.Name) and any(_reads(loop.iter, alias) for alias in aliases):
             yield loop.target.name
