@@ -124,7 +124,7 @@ class Wire(ABC):
         return b""
 
     def opening(self) -> bytes:
-        """Render what a stream begins with, once the first token is ready; nothing, where answers are never streamed."""
+        """Render what a stream begins with, once the first token is ready; nothing where none is streamed."""
         return b""
 
     def piece(self, choice: Choice, text: str) -> bytes:

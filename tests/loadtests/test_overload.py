@@ -78,6 +78,11 @@ def test_the_queue_keeps_what_it_lets_in_within_the_objective() -> None:
     assert flow.wait_error_s is not None
     assert flow.wait_error_s[0] < flow.wait_error_s[1] < 1.5
     assert flow.batch_share > 0.05
+    assert flow.batch_ttft_s.p50 is not None
+    assert flow.ttft_s.p50 is not None
+    assert none.batch_ttft_s.p50 is not None
+    assert flow.batch_ttft_s.p50 > 5 * flow.ttft_s.p50  # batch yields: it waits where the others do not
+    assert flow.batch_ttft_s.p50 > 3 * none.batch_ttft_s.p50
 
 
 def test_long_prompts_queue_for_engines_of_their_own() -> None:
