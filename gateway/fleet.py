@@ -4,7 +4,8 @@
 over all its engines (which pools serve it, what its prefixes are rooted in, how long a unit is) is reckoned once and
 again after any of them has changed.
 
-Fleet writes the books and tells health what requests met; `gateway/probe.py` writes what polls found. Nobody else does.
+A lease writes the books and tells health what requests met; `gateway/probe.py` tells what polls found, and hands over
+through `hear` what an engine says of its load.
 """
 
 from collections import defaultdict

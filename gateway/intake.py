@@ -24,10 +24,10 @@ from gateway.usage import Usage
 from policies.keys import ring_key
 from policies.learned import OutputHabits
 from policies.pools import Standing
-from policies.request import BlockHash
+from policies.request import UNIT_TOKENS, BlockHash
 
 SURE_SHARE = 0.6  # of an estimate from bytes: hardly any text has more than 6.7 bytes a token
-NO_READING = Reading(0, (), 64, None, None, True)
+NO_READING = Reading(0, (), UNIT_TOKENS, None, None, True)
 
 
 class Intake:

@@ -15,7 +15,7 @@ certificate, a name that does not resolve, a path that is not there, no models.
 
 Health is asked over a new connection each time: an engine that is going away closes its door first, and may still talk
 to those inside. One that is ejected and whose door is closed is reported as gone, again in each round, so that requests
-which hang there can be given up. Only this file writes what engines say of themselves.
+which hang there can be given up. Only this file tells what engines say of themselves.
 """
 
 import asyncio

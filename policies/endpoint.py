@@ -3,7 +3,8 @@
 An Endpoint is one incarnation of an engine: one that restarts, or leaves and comes back, is a new Endpoint with clean
 books, and leases on the old one end on the old one. `eq=False`: identity is what counts.
 
-Who writes: `gateway/fleet.py` the books (`outstanding`), `gateway/probe.py` health and the engine's own figures.
+Who writes: `gateway/lease.py` the books (`outstanding`), `gateway/fleet.py` what an engine reports and the unit of its
+prompts, `gateway/probe.py` its models and limits; health is told by `lease.py` and `probe.py` what they met.
 Policies only read.
 """
 
