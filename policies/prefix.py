@@ -1,9 +1,10 @@
 """Prefix identity: token ids become a chain of hashes, one a unit, each made of its unit and the hash before it.
 
 Two prompts share their first n hashes exactly when they share model, adapter, salt and their first n units (but for
-collisions of 64 bits; whoever counts by hashes must bear them, since the hash has no key and can be forged). So a chain is cut or continued anywhere: hashes of
-a segment that many prompts begin with are kept, and the rest is hashed from the last of them on. The hash is XXH3
-with the hash before as its seed: the same in every process and on every machine, since ids are laid out little-endian.
+collisions of 64 bits; whoever counts by hashes must bear them, since the hash has no key and can be forged). So a chain
+is cut or continued anywhere: hashes of a segment that many prompts begin with are kept, and the rest is hashed from the
+last of them on. The hash is XXH3 with the hash before as its seed: the same in every process and on every machine,
+since ids are laid out little-endian.
 
 A unit is a multiple of the engine's block. A partial last unit has no hash: engines cache full blocks only.
 """
