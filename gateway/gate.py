@@ -5,7 +5,7 @@ Where there is none the coroutine waits on a future. Whoever makes room (a first
 told in the same call who gets it, and the charge of each is made there and then, before its coroutine wakes: one whose
 client goes in that very tick finds a lease in its hands, and gives it back.
 
-    enter -> Place -- with --> started ... first token ... --> left: the next is let in
+    enter -> Admitted -- with --> started ... first token ... --> left: the next is let in
           -> Overloaded: the queue is full, or the wait would be too long
 
 A timer looks after what no request brings about: deadlines, an endpoint that is well again, time that passes.
@@ -39,7 +39,7 @@ WORDS = {
 }
 
 
-class Place:
+class Admitted:
     """One request that was let in: its first lease, and its place until it is left."""
 
     __slots__ = ("_gate", "lease", "ticket")
@@ -111,14 +111,14 @@ class Gate:
         self._waiters: dict[Ticket, asyncio.Future[Lease]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    async def enter(self, request: InferenceRequest, standing: Standing) -> Place:
+    async def enter(self, request: InferenceRequest, standing: Standing) -> Admitted:
         """Wait until there is room for a request, and lease it.
 
         Raises:
             Overloaded: it is told no, at once or after a while; or nobody is there who could take it.
         """
         if self._is_open:
-            return Place(self, None, self._fleet.lease(request, standing))
+            return Admitted(self, None, self._fleet.lease(request, standing))
         queue = self._queue_of(standing.own)
         now = self._clock()
         ticket, changed = queue.offer(request, standing, now)
@@ -127,7 +127,7 @@ class Gate:
             assert ticket.choice is not None
             lease = self._fleet.lease_at(ticket.choice, request)
             queue.started(ticket, lease.endpoint)
-            return Place(self, ticket, lease)
+            return Admitted(self, ticket, lease)
         if ticket.state is State.REFUSED:
             raise self._refused(ticket)
         if not self._fleet.has_anybody(request, standing):
@@ -135,12 +135,12 @@ class Gate:
             raise self._fleet.nobody(standing, request.model, now)
         return await self._wait(queue, ticket)
 
-    async def _wait(self, queue: AdmissionQueue, ticket: Ticket) -> Place:
+    async def _wait(self, queue: AdmissionQueue, ticket: Ticket) -> Admitted:
         waiter = self._waiters[ticket] = asyncio.get_running_loop().create_future()
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
         try:
-            return Place(self, ticket, await waiter)
+            return Admitted(self, ticket, await waiter)
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 waiter.result().give_back()  # granted in the tick in which its client went

@@ -29,7 +29,7 @@ from gateway.errors import GatewayError, InternalError, MethodNotAllowed, NotFou
 from gateway.exchange import Exchange, check_length, read_body
 from gateway.failures import failure_of
 from gateway.fleet import Fleet
-from gateway.gate import Gate, Place
+from gateway.gate import Admitted, Gate
 from gateway.headers import (
     EVENT_STREAM_LINES,
     bearer_key,
@@ -219,10 +219,10 @@ class Proxy:
                 except Overloaded:
                     return self._give_up(failure, client, trace)
 
-    async def _enter(self, exchange: Exchange, standing: Standing, client: ClientAnswer, trace: Trace) -> Place:
+    async def _enter(self, exchange: Exchange, standing: Standing, client: ClientAnswer, trace: Trace) -> Admitted:
         """Wait at the door; streams of OpenAI's two shapes are kept alive there, where the configuration says so."""
         if not exchange.route.prefills:
-            return Place(self._gate, None, self._fleet.lease(exchange.inference, standing))
+            return Admitted(self._gate, None, self._fleet.lease(exchange.inference, standing))
         every_s = self._keepalive_s
         if every_s is None or not exchange.call.is_stream or not exchange.route.has_usage_chunk:
             return await self._gate.enter(exchange.inference, standing)
@@ -251,7 +251,7 @@ class Proxy:
         exchange: Exchange,
         client: ClientAnswer,
         trace: Trace,
-        told: Place | Lease,
+        told: Admitted | Lease,
     ) -> StreamResponse | Failure:
         """Send to one endpoint; relay what it answers, or say why not. `told` hears of the first token."""
         trace.tries += 1
