@@ -1,6 +1,7 @@
 """The command line: kvlane serve | check."""
 
 import asyncio
+import ctypes
 import json
 import logging
 import resource
@@ -29,6 +30,7 @@ out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 FEW_FILES = 4096
+M_MMAP_THRESHOLD, LARGE_BYTES = -3, 1 << 20
 WRONG_INPUT = 2  # exit status: the command cannot do what it was asked
 
 
@@ -58,6 +60,7 @@ def serve(
     listen = config.listen.model_copy(update={key: value for key, value in changes.items() if value is not None})
     config = config.model_copy(update={"listen": listen})
     raise_file_limit()
+    give_large_memory_back()
     try:
         uvloop.run(run(config))
     except StartError as error:
@@ -118,6 +121,16 @@ def raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard < FEW_FILES:
         logging.warning("the system allows %d open files; each stream needs two", hard)
+
+
+def give_large_memory_back() -> None:
+    """Let the C library keep nothing of what large bodies took: once freed it is the system's again, at once.
+
+    Else glibc learns from the first large body to take the next from the heap, where it leaves holes that the one after
+    it may not fit into.
+    """
+    if hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 async def run(config: Config) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from io import BytesIO
 
 from aiohttp import StreamReader
 from aiohttp.web_exceptions import HTTPException
@@ -77,13 +78,12 @@ async def read_body(request: BaseRequest, most: int, timeout_s: float) -> bytes:
         else:
             loop = asyncio.get_running_loop()
             began = loop.time()
-            pieces, length = [], 0
-            while not content.at_eof() and length <= most:
-                pieces.append(await asyncio.wait_for(content.readany(), timeout_s))
-                length += len(pieces[-1])
-                if loop.time() - began > timeout_s + length / LEAST_BYTES_PER_S:
+            whole = BytesIO()  # grows in one place and gives it away: pieces would leave holes where they lay
+            while not content.at_eof() and whole.tell() <= most:
+                whole.write(await asyncio.wait_for(content.readany(), timeout_s))
+                if loop.time() - began > timeout_s + whole.tell() / LEAST_BYTES_PER_S:
                     raise TimeoutError
-            body = b"".join(pieces)
+            body = whole.getvalue()
     except TimeoutError as error:
         raise BodyTimeout(f"the body did not arrive: too little came within {timeout_s:g} s") from error
     except (RequestPayloadError, HTTPException, ValueError) as error:
