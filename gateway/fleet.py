@@ -254,9 +254,9 @@ class Fleet:
         """Charge what the door of a pool has chosen."""
         return Lease(self._members[choice.endpoint], choice, request, self._clock)
 
-    def queue_for(self, pool: Pool, classes: Sequence[ServiceClass], flow: Flow) -> AdmissionQueue:
+    def queue_for(self, pool: Pool, classes: Sequence[ServiceClass], flow: Flow, smoothing_s: float) -> AdmissionQueue:
         """Make the door of a pool."""
-        return AdmissionQueue(pool, self._policies, self._indexes[pool], classes, flow)
+        return AdmissionQueue(pool, self._policies, self._indexes[pool], classes, flow, smoothing_s)
 
     def has_anybody(self, request: InferenceRequest, standing: Standing) -> bool:
         """Whether an endpoint may take a request now, with room for it or without."""
