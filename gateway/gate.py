@@ -132,11 +132,10 @@ class Gate:
             lease = self._fleet.lease_at(ticket.choice, request)
             queue.started(ticket, lease.endpoint)
             return Admitted(self, ticket, lease)
+        if ticket.refusal is Refusal.NOBODY:
+            raise self._fleet.nobody(standing, request.model, now)
         if ticket.state is State.REFUSED:
             raise self._refused(ticket)
-        if not self._fleet.has_anybody(request, standing):
-            self._tell(queue, queue.leave(ticket, now))
-            raise self._fleet.nobody(standing, request.model, now)
         return await self._wait(queue, ticket)
 
     async def _wait(self, queue: AdmissionQueue, ticket: Ticket) -> Admitted:

@@ -137,7 +137,8 @@ class AdmissionQueue:
             ticket.refuse(Refusal.DEADLINE)
             return Offered(ticket, changed)
         choice = self._place(ticket, line, now)
-        is_held = choice is not None and self._is_held(request, now)
+        is_burst = choice is not None and self._smoothing.holds(now, len(self._pool.endpoints))
+        is_held = is_burst and self._smoothing.until < request.deadline
         if is_held:
             choice, self._is_burst = None, True
         elif choice is not None and self.waiting:  # those who wait go first, if they can go there
@@ -146,29 +147,10 @@ class AdmissionQueue:
         if choice is not None:
             ticket.weigh(choice.cached_tokens or 0)
             self._grant(ticket, line, choice, now)
-            return Offered(ticket, changed)
-        held = next(reversed(self._index.matched(request.prefix).values()), 0) * request.unit_tokens
-        ticket.weigh(held)
-        line.note(now)
-        if not line.order:
-            line.crowded_since = now
-        ticket.place = line.order.add(ticket, request.tenant, request.weight, ticket.work)
-        ticket.reckoned_wait_s = line.reckon_s(ticket.place)
-        ticket.predicted_wait_s = line.ratio.at(now) * ticket.reckoned_wait_s
-        why = None
-        if is_held:
-            ticket.predicted_wait_s = ticket.reckoned_wait_s = self._smoothing.until - now
-        elif now + ticket.predicted_wait_s > request.deadline:
-            why = Refusal.DEADLINE
-        elif ticket.predicted_wait_s > line.rules.max_queue_wait_s:
-            why = Refusal.WAIT
-        if why is not None:
-            self._take_out(ticket, line, now)
-            ticket.refuse(why)
-            return Offered(ticket, changed)
-        heappush(self._deadlines, (ticket.deadline, next(self._numbers), ticket))
-        bound_s = inf if is_held else line.bound_s(now)
-        changed += [each for each in self._trim(line, ticket, bound_s, now) if each is not ticket]
+        elif not standing.has_anybody(request, now):  # nobody is turned away to make room for it
+            ticket.refuse(Refusal.NOBODY)
+        else:
+            changed += self._queue_up(ticket, line, is_held, now)
         return Offered(ticket, changed)
 
     def started(self, ticket: Ticket, endpoint: Endpoint) -> None:
@@ -232,8 +214,10 @@ class AdmissionQueue:
         expired = []
         while (due := self.next_deadline) is not None and due <= now:
             ticket = heappop(self._deadlines)[2]
-            self._take_out(ticket, self._lines.of(ticket.request), now)
+            line = self._lines.of(ticket.request)
+            self._take_out(ticket, line, now)
             ticket.waited_s = now - ticket.arrived_at
+            ticket.predicted_wait_s = line.drain.seconds(line.order.work)  # if it came again
             ticket.refuse(Refusal.EXPIRED)
             expired.append(ticket)
         return expired
@@ -242,9 +226,6 @@ class AdmissionQueue:
 
     def _load(self, endpoint: Endpoint, now: float) -> float:
         return self._flow.load(endpoint, now, self._promises.at(endpoint))
-
-    def _is_held(self, request: InferenceRequest, now: float) -> bool:
-        return self._smoothing.holds(now, len(self._pool.endpoints)) and request.deadline > self._smoothing.until
 
     def _place(self, ticket: Ticket, line: Line, now: float) -> Choice | None:
         """Choose among all endpoints with room, as the policy does."""
@@ -277,6 +258,28 @@ class AdmissionQueue:
         return may_take(endpoint, request) or (
             request.model in endpoint.models and not any(may_take(each, request) for each in self._pool.endpoints)
         )
+
+    def _queue_up(self, ticket: Ticket, line: Line, is_held: bool, now: float) -> list[Ticket]:
+        """Let one wait, unless it would be for too long. Give those that have to go instead."""
+        request = ticket.request
+        held = next(reversed(self._index.matched(request.prefix).values()), 0) * request.unit_tokens
+        ticket.weigh(held)
+        line.join(ticket, now)
+        bound_s = line.bound_s(now)
+        why = None
+        if is_held:  # there is room
+            ticket.predicted_wait_s = ticket.reckoned_wait_s = self._smoothing.until - now
+            bound_s = inf
+        elif now + ticket.predicted_wait_s > request.deadline:
+            why = Refusal.DEADLINE
+        elif ticket.predicted_wait_s > line.rules.max_queue_wait_s:
+            why = Refusal.WAIT
+        if why is not None:
+            self._take_out(ticket, line, now)
+            ticket.refuse(why)
+            return []
+        heappush(self._deadlines, (ticket.deadline, next(self._numbers), ticket))
+        return [each for each in self._trim(line, ticket, bound_s, now) if each is not ticket]
 
     def _reserved(self, now: float) -> tuple[Endpoint, Ticket] | None:
         """Give the endpoint that is kept for one who has waited too long, and whom it is kept for.

@@ -32,6 +32,16 @@ class Line:
         even_s = min(self.pace.seconds(self.order.lead(place)), self.least_bound_s)
         return max(self.drain.seconds(self.order.ahead(place)), even_s)
 
+    def join(self, ticket: Ticket, now: float) -> None:
+        """Let one wait here, and predict for how long."""
+        self.note(now)
+        if not self.order:
+            self.crowded_since = now
+        request = ticket.request
+        ticket.place = self.order.add(ticket, request.tenant, request.weight, ticket.work)
+        ticket.reckoned_wait_s = self.reckon_s(ticket.place)
+        ticket.predicted_wait_s = self.ratio.at(now) * ticket.reckoned_wait_s
+
     def note(self, now: float) -> None:
         """Note that time has passed."""
         is_waiting = bool(self.order)

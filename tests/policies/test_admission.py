@@ -304,9 +304,9 @@ def test_cached_prompts_of_a_hundred_thousand_tokens_count_little_and_cold_ones_
 def test_an_endpoint_that_is_down_or_full_gets_nobody() -> None:
     door = Door.of(places(1), classes=ONE)
     only = door.pool.endpoints[0]
+    running, waiting = door.ask("t", 0.0), door.ask("t", 0.0)
     only.health.state = HealthState.EJECTED
-    waiting = door.ask("t", 0.0)
-    assert door.queue.pump(1.0) == []
+    assert door.end(running, 0.5) == door.queue.pump(1.0) == []
     assert door.queue.saturation(1.0) == 0
     only.health.state = HealthState.READY
     only.report.kv_usage, only.report.at = 1.0, 1.0
@@ -359,8 +359,9 @@ def test_interactive_goes_first_and_batch_gets_its_floor() -> None:
 def test_a_newcomer_does_not_overtake_who_can_go_where_there_is_room() -> None:
     door = Door.of(places(1), classes=ONE)
     only = door.pool.endpoints[0]
+    running, first = door.ask("t", 0.0), door.ask("t", 0.0, "a")
     only.health.state = HealthState.EJECTED
-    first = door.ask("t", 0.0, "a")
+    door.end(running, 0.5)
     only.health.state = HealthState.READY
     second = door.ask("t", 1.0, "b")
     assert states([first, second]) == ["granted", "waiting"]
@@ -566,3 +567,24 @@ def test_what_finds_no_room_at_the_end_of_a_burst_is_told_how_long_it_would_wait
     assert refused
     assert {ticket.refusal for ticket in refused} == {Refusal.WAIT}
     assert min(ticket.predicted_wait_s for ticket in refused) > 1.0
+
+
+def test_nobody_is_turned_away_for_one_whom_no_endpoint_serves() -> None:
+    door = Door.of(places(1), classes=(ServiceClass("interactive", max_queued=1),))
+    door.ask("a", 0.0)
+    waiting = door.ask("a", 0.1)
+    stranger = door.ask("b", 0.2, model="?")
+    assert (waiting.state, stranger.refusal) == (State.WAITING, Refusal.NOBODY)
+
+
+def test_who_expires_is_told_what_it_would_wait_now() -> None:
+    door = Door.of(places(1), classes=(ServiceClass("interactive", max_queue_wait_s=3.0),))
+    running = door.ask("a", 0.0)
+    for at in range(1, 3):
+        waiting = door.ask("a", at - 0.5)
+        door.end(running, float(at))
+        running = waiting
+    tickets = [door.ask("a", 2.0) for _ in range(2)]
+    assert door.queue.pump(5.0) == tickets
+    assert {ticket.refusal for ticket in tickets} == {Refusal.EXPIRED}
+    assert tickets[0].predicted_wait_s > 0
