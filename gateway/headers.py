@@ -9,6 +9,8 @@ the verdict on a spelling is remembered.
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from multidict import MultiMapping
+
 from gateway.errors import MAX_RETRY_AFTER_S
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
@@ -101,12 +103,17 @@ def _without(headers: RawHeaders, names: bytes) -> list[tuple[bytes, bytes]]:
     return [pair for pair in headers if pair[0].lower() not in dropped]
 
 
-def bearer_key(headers: Mapping[str, str]) -> str | None:
-    """Give the API key that a client presents, in OpenAI's, Anthropic's or Azure's way."""
-    authorization = headers.get("Authorization")
-    if authorization is not None:
-        scheme, _, key = authorization.partition(" ")
-        return key.strip() if scheme.lower() == "bearer" else None
+def bearer_key(headers: MultiMapping[str]) -> str | None:
+    """Give the API key that a client presents, in OpenAI's, Anthropic's or Azure's way; None where it presents none.
+
+    What is presented and cannot be a key (another scheme, two at once) is the empty one, which is nobody's.
+    """
+    presented = headers.getall("Authorization", [])
+    if len(presented) > 1:
+        return ""
+    if presented:
+        scheme, _, key = presented[0].partition(" ")
+        return key.strip() if scheme.lower() == "bearer" else ""
     return headers.get("x-api-key") or headers.get("api-key")
 
 
