@@ -286,9 +286,7 @@ class Config(Section):
         """Whether anybody has a key, or may be given one: then a key that is nobody's is refused."""
         return bool(self.tenants) or self.tenants_file is not None or self.tenants_in_redis
 
-    def clashes(
-        self, tenants: Iterable[tuple[str, TenantConfig]], anonymous: AnonymousConfig | None
-    ) -> dict[str, str]:
+    def clashes(self, tenants: Iterable[tuple[str, TenantConfig]], anonymous: AnonymousConfig | None) -> dict[str, str]:
         """Give what cannot be of who calls, wherever that is told, beside this configuration; by path."""
         classes = {each.name for each in self.admission.classes}
         priced = {model.name for model in self.models if model.prices is not None}
@@ -370,7 +368,7 @@ def build(content: object, source: str, environment: Mapping[str, str] = os.envi
         config = Config.model_validate(resolved)
     except ValidationError as error:
         raise ConfigError(source, document.worded(error.errors(), problems)) from error
-    lines = document.worded((), problems | config.repetitions() | config.strangers())
+    lines = document.worded((), problems | config.strangers() | config.repetitions())
     if lines:
         raise ConfigError(source, lines)
     return config

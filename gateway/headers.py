@@ -103,17 +103,24 @@ def _without(headers: RawHeaders, names: bytes) -> list[tuple[bytes, bytes]]:
     return [pair for pair in headers if pair[0].lower() not in dropped]
 
 
+def presented_authorization(headers: MultiMapping[str]) -> tuple[str, str] | None:
+    """Give the scheme, in lower case, and what follows; None where there is none. Two at once are of no scheme."""
+    presented = headers.getall("Authorization", [])
+    if not presented:
+        return None
+    scheme, _, value = presented[0].partition(" ")
+    return (scheme.lower() if len(presented) == 1 else ""), value.strip()
+
+
 def bearer_key(headers: MultiMapping[str]) -> str | None:
     """Give the API key that a client presents, in OpenAI's, Anthropic's or Azure's way; None where it presents none.
 
     What is presented and cannot be a key (another scheme, two at once) is the empty one, which is nobody's.
     """
-    presented = headers.getall("Authorization", [])
-    if len(presented) > 1:
-        return ""
-    if presented:
-        scheme, _, key = presented[0].partition(" ")
-        return key.strip() if scheme.lower() == "bearer" else ""
+    authorization = presented_authorization(headers)
+    if authorization is not None:
+        scheme, key = authorization
+        return key if scheme == "bearer" else ""
     return headers.get("x-api-key") or headers.get("api-key")
 
 

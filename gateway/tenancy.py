@@ -99,10 +99,10 @@ class CallerConfig(Section):
     limits: LimitsConfig = Field(LimitsConfig(), description="How much it may, over all models.")
     limits_by_model: dict[ModelName, LimitsConfig] = Field({}, description="How much it may of a model, besides.")
     token_weights: TokenWeightsConfig = Field(TokenWeightsConfig(), description="What a token counts for.")
-    max_output_reservation: Count | None = Field(
+    max_reserved_output_tokens: Count | None = Field(
         None,
-        description="Output tokens set aside for a request while it runs, at most; none: what it allows itself, or what "
-        "such requests are known to use, whichever is less.",
+        description="Output tokens set aside for a request while it runs, at most; none: what it allows itself, or "
+        "what such requests are known to use, whichever is less.",
     )
     on_redis_error: Literal["local", "open", "closed"] = Field(
         "local",

@@ -39,11 +39,11 @@ class Tenant:
     """The best class of service that its requests may have; None: any."""
     weight: float = 1.0
     """Its share of what is served while tenants compete."""
-    limits: LimitsConfig = LimitsConfig()
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
     limits_by_model: Mapping[str, LimitsConfig] = field(default_factory=dict, hash=False)
     """More limits, by the model's own name."""
-    token_weights: TokenWeightsConfig = TokenWeightsConfig()
-    max_output_reservation: int | None = None
+    token_weights: TokenWeightsConfig = field(default_factory=TokenWeightsConfig)
+    max_reserved_output_tokens: int | None = None
     """Output tokens set aside for a request, at most; None: no such cap."""
     on_redis_error: str = "local"
     """local, open or closed."""
@@ -61,7 +61,7 @@ class Tenant:
             limits=config.limits,
             limits_by_model=config.limits_by_model,
             token_weights=config.token_weights,
-            max_output_reservation=config.max_output_reservation,
+            max_reserved_output_tokens=config.max_reserved_output_tokens,
             on_redis_error=config.on_redis_error,
             isolate_cache=config.isolate_cache,
         )
