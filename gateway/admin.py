@@ -1,6 +1,6 @@
-"""The admin listener: what operators see. Never on the API's port, never reachable with a tenant's key."""
+"""The admin listener: what operators see. Never on the API's port, never reachable with a tenant's key (`guard.py`)."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -8,12 +8,26 @@ from aiohttp import web
 
 from gateway.errors import error_body
 from gateway.fleet import Fleet
+from gateway.guard import Guard
 from gateway.members import Member
 from gateway.metrics import Metrics
 
+CHALLENGE = {"www-authenticate": 'Basic realm="kvlane admin", charset="UTF-8"'}  # so that browsers ask for the key
 
-def admin_app(fleet: Fleet, metrics: Metrics, clock: Callable[[], float]) -> web.Application:
+
+def admin_app(fleet: Fleet, metrics: Metrics, clock: Callable[[], float], guard: Guard) -> web.Application:
     """Build the admin application: /metrics, /admin/endpoints, /healthz."""
+
+    @web.middleware
+    async def guarded(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        refused = guard.refusal(request)
+        if refused is None:
+            return await handler(request)
+        body = error_body(refused.message, refused.type, None, refused.code)
+        headers = CHALLENGE if refused.status == 401 else None
+        return web.Response(status=refused.status, body=body, headers=headers, content_type="application/json")
 
     async def page(request: web.Request) -> web.Response:
         content_type, body = metrics.page(request.headers.get("accept", ""))
@@ -34,7 +48,7 @@ def admin_app(fleet: Fleet, metrics: Metrics, clock: Callable[[], float]) -> web
         body = error_body(message, "invalid_request_error", None, "not_found")
         return web.Response(status=404, body=body, content_type="application/json")
 
-    app = web.Application()
+    app = web.Application(middlewares=[guarded])
     app.router.add_get("/metrics", page)
     app.router.add_get("/admin/endpoints", endpoints)
     app.router.add_get("/healthz", health)

@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from random import Random
 from typing import BinaryIO
 
@@ -33,6 +34,7 @@ from gateway.discovery.static import StaticDiscovery
 from gateway.fleet import Fleet
 from gateway.gate import Gate
 from gateway.gauges import add_gauges
+from gateway.guard import Guard
 from gateway.homes import Homes
 from gateway.intake import Intake
 from gateway.kvevents import KvEvents
@@ -43,8 +45,10 @@ from gateway.probe import Probe
 from gateway.proxy import Proxy
 from gateway.questions import Questions
 from gateway.readers import Readers
+from gateway.sources import Inline, Source, configuration_file, tenants_file
 from gateway.stored import StoredResponses
 from gateway.tenants import Tenants
+from gateway.tenantwatch import TenantWatch
 from gateway.upstream import Upstream
 from policies.catalog import POLICIES
 from policies.index import PrefixIndex
@@ -65,7 +69,13 @@ class StartError(Exception):
 class Gateway:
     """One gateway process."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, file: Path | None = None) -> None:
+        """Not yet listening: see `start`.
+
+        Args:
+            config: Of this gateway.
+            file: Where it is from, to follow what it says of tenants; None: that does not change.
+        """
         loop = asyncio.get_running_loop()
         self._config = config
         self._clock = loop.time
@@ -104,7 +114,9 @@ class Gateway:
             is_open=not config.admission.enabled,
         )
         self._id_prefix, self._id_counter = secrets.token_hex(5), itertools.count()
-        tenants = Tenants(config.tenants)
+        tenants = Tenants(has_keys=config.has_keys)
+        self._tenant_watch = TenantWatch(tenants, tenant_sources(config, file), config)
+        self._tenant_watch.show(self.metrics)
         self.readers = Readers(config.models, Questions(self.fleet, self._session, self._clock))
         self.proxy = Proxy(
             fleet=self.fleet,
@@ -148,9 +160,9 @@ class Gateway:
         """Listen, and begin to watch the engines.
 
         Raises:
-            StartError: an address cannot be listened on, a tokenizer cannot be read.
+            StartError: an address cannot be listened on, a tokenizer or the tenants cannot be read.
         """
-        problems = await self.readers.start()
+        problems = [*await self.readers.start(), *await self._tenant_watch.load()]
         if problems:
             raise StartError("; ".join(problems))
         listen = self._config.listen
@@ -161,7 +173,8 @@ class Gateway:
             )
         except OSError as error:
             raise StartError(f"cannot listen on {listen.host}:{listen.port}: {reason(error)}") from error
-        self._admin_runner = web.AppRunner(admin_app(self.fleet, self.metrics, self._clock), access_log=None)
+        app = admin_app(self.fleet, self.metrics, self._clock, Guard(listen))
+        self._admin_runner = web.AppRunner(app, access_log=None)
         await self._admin_runner.setup()
         try:
             await web.TCPSite(self._admin_runner, listen.admin_host, listen.admin_port).start()
@@ -183,6 +196,7 @@ class Gateway:
             )
             await self._follow_once(pool, pool_config)
         self._tasks.append(asyncio.create_task(self._watch_lag(), name="loop lag"))
+        self._tasks.append(asyncio.create_task(self._tenant_watch.watch(), name="tenants"))
         gc.set_threshold(*GC_THRESHOLDS)
         gc.collect()
         gc.freeze()
@@ -284,6 +298,14 @@ class Gateway:
             self._lag_s = max(0.0, self._clock() - before - LAG_EVERY_S)
 
 
+def tenant_sources(config: Config, file: Path | None) -> list[Source]:
+    """Give every place where the configuration says that tenants are."""
+    sources: list[Source] = [Inline(config) if file is None else configuration_file(file)]
+    if config.tenants_file is not None:
+        sources.append(tenants_file(config.tenants_file))
+    return sources
+
+
 def reason(error: OSError) -> str:
     """Say in words what the system said."""
     if isinstance(error, socket.gaierror) or not error.errno:  # whose numbers are of a list of their own
@@ -292,9 +314,9 @@ def reason(error: OSError) -> str:
 
 
 @contextlib.asynccontextmanager
-async def running(config: Config) -> AsyncIterator[Gateway]:
+async def running(config: Config, file: Path | None = None) -> AsyncIterator[Gateway]:
     """Run a gateway inside another program: a test, a demo."""
-    gateway = Gateway(config)
+    gateway = Gateway(config, file)
     try:
         await gateway.start()
         yield gateway

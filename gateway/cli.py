@@ -1,4 +1,4 @@
-"""The command line: kvlane serve | check."""
+"""The command line: kvlane serve | check | key."""
 
 import asyncio
 import ctypes
@@ -7,17 +7,22 @@ import logging
 import resource
 import signal
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 import uvloop
-from rich.console import Console
 
+from gateway import keycli
 from gateway.app import Gateway, StartError
-from gateway.config import Config, ConfigError, load, quick
+from gateway.config import Config
 from gateway.readers import unreadable
+from gateway.sources import Inline, Source, tenants_file
+from gateway.tenants import Tenants
+from gateway.tenantwatch import TenantWatch
+from gateway.terminal import WRONG_INPUT, err, give_up, out, read
 
 app = typer.Typer(
     name="kvlane",
@@ -26,12 +31,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+app.add_typer(keycli.app, name="key")
 
 FEW_FILES = 4096
 M_MMAP_THRESHOLD, LARGE_BYTES = -3, 1 << 20
-WRONG_INPUT = 2  # exit status: the command cannot do what it was asked
 
 
 @app.command()
@@ -62,7 +65,7 @@ def serve(
     raise_file_limit()
     give_large_memory_back()
     try:
-        uvloop.run(run(config))
+        uvloop.run(run(config, file))
     except StartError as error:
         give_up(str(error))
 
@@ -79,7 +82,7 @@ def check(
     if file is None:
         give_up("say which FILE to check, or --json-schema")
     config = read(file, None)
-    problems = unreadable(config.models)
+    problems = [*unreadable(config.models), *tenant_problems(config)]
     for problem in problems:
         err.print(f"kvlane: {file}: {problem}", markup=False)
     if problems:
@@ -99,20 +102,12 @@ def top(
         raise typer.Exit
 
 
-def read(file: Path | None, endpoints: list[str] | None) -> Config:
-    """Read the configuration, or say in one line per problem why not, and exit."""
-    try:
-        return quick(endpoints or []) if file is None else load(file)
-    except ConfigError as error:
-        for problem in error.problems:
-            err.print(f"kvlane: {error.source}: {problem}", markup=False)
-        raise SystemExit(WRONG_INPUT) from error
-
-
-def give_up(message: str) -> NoReturn:
-    """Say in one line what is wrong, and exit."""
-    err.print(f"kvlane: {message}", markup=False)
-    raise SystemExit(WRONG_INPUT)
+def tenant_problems(config: Config) -> Sequence[str]:
+    """Give what is wrong with a file of tenants; Redis is not asked."""
+    if config.tenants_file is None:
+        return ()
+    sources: list[Source] = [Inline(config), tenants_file(config.tenants_file)]
+    return asyncio.run(TenantWatch(Tenants(), sources, config).load())
 
 
 def raise_file_limit() -> None:
@@ -133,9 +128,9 @@ def give_large_memory_back() -> None:
         libc.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
-async def run(config: Config) -> None:
+async def run(config: Config, file: Path | None) -> None:
     """Serve until a signal says stop: SIGTERM drains with grace, SIGINT without, a second one of either cuts off."""
-    gateway = Gateway(config)
+    gateway = Gateway(config, file)
     loop = asyncio.get_running_loop()
     stopping: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for name in (signal.SIGTERM, signal.SIGINT):

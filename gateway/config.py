@@ -30,12 +30,22 @@ from gateway.sections import (
     Shutdown,
     Timeouts,
 )
+from gateway.tenancy import (
+    ANONYMOUS_NAME,
+    AnonymousConfig,
+    ModelName,
+    PricesConfig,
+    RedisConfig,
+    TenantConfig,
+    clashes,
+    repeated,
+    strangers,
+)
 from policies.catalog import POLICIES
 from policies.work import PROFILES
 
 VISIBLE_ASCII = re.compile(r"[!-~]+")
 DEFAULT_PROFILE_NAME = "bench-8b"
-ModelName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f]+$")]
 ASK_ENGINE = "engine"  # for a tokenizer
 REPLAY_ADDRESS = re.compile(r"tcp://[^\s/]+:\d{1,5}|ipc://\S+")
 ADDRESS = re.compile(rf"(?:bind:)?(?:{REPLAY_ADDRESS.pattern})|https?://\S+")
@@ -216,6 +226,7 @@ class ModelConfig(Section):
         description="Variables of the template, as the engines are started with them (vLLM: "
         "--default-chat-template-kwargs).",
     )
+    prices: PricesConfig | None = Field(None, description="What its tokens cost; none: nothing.")
     image_tokens: Annotated[Count, Field(le=100_000)] = Field(
         1024, description="What an image, a sound or a file counts for: nobody decodes them here."
     )
@@ -238,31 +249,6 @@ class ModelConfig(Section):
         return self
 
 
-class TenantConfig(Section):
-    """Who may call. Without any tenant, everybody may."""
-
-    name: Annotated[str, Field(pattern=NAME)] = Field(description="Unique; in metrics and logs.")
-    key_sha256: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
-        description="SHA-256 of each of its API keys, in hex: the keys themselves are never stored.",
-        repr=False,
-    )
-    models: tuple[str, ...] = Field((), description="Models it may use; none: all.")
-    kvlane_headers: bool = Field(True, description="Whether its answers carry x-kvlane-* headers.")
-    service_class: str | None = Field(
-        None, description="The best class of service that its requests may have; none: the first."
-    )
-    weight: Annotated[float, Field(gt=0, le=1000)] = Field(
-        1.0, description="Its share of what is served, beside others', while tenants compete."
-    )
-
-    @field_validator("key_sha256")
-    @classmethod
-    def _is_sha256(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if not all(re.fullmatch(r"[0-9a-fA-F]{64}", digest) for digest in value):
-            raise ValueError("each must be 64 hex digits")
-        return tuple(digest.lower() for digest in value)
-
-
 class Config(Section):
     """The whole configuration."""
 
@@ -277,7 +263,11 @@ class Config(Section):
     admission: Admission = Admission()
     pools: Annotated[tuple[PoolConfig, ...], Field(min_length=1)]
     models: tuple[ModelConfig, ...] = ()
+    redis: RedisConfig = RedisConfig()
+    anonymous: AnonymousConfig | None = None
     tenants: tuple[TenantConfig, ...] = ()
+    tenants_file: Annotated[Path, Field(description="More tenants, in a file that `kvlane key` writes.")] | None = None
+    tenants_in_redis: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -291,23 +281,33 @@ class Config(Section):
         """Give the names that clients may use beside the models' own, each with that."""
         return {alias: model.name for model in self.models for alias in model.aliases}
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether anybody has a key, or may be given one: then a key that is nobody's is refused."""
+        return bool(self.tenants) or self.tenants_file is not None or self.tenants_in_redis
+
+    def clashes(self, tenants: Iterable[tuple[str, TenantConfig]], anonymous: AnonymousConfig | None) -> dict[str, str]:
+        """Give what cannot be of who calls, wherever that is told, beside this configuration; by path."""
+        classes = {each.name for each in self.admission.classes}
+        priced = {model.name for model in self.models if model.prices is not None}
+        found = clashes(tenants, classes, self.aliases(), priced)
+        if anonymous is not None:
+            found |= strangers(ANONYMOUS_NAME, anonymous, classes, self.aliases(), priced)
+        return found
+
     def strangers(self) -> dict[str, str]:
-        """Give the classes of service that pools and tenants name and that are none, by path."""
-        known = {each.name for each in self.admission.classes}
-        named = [
-            (f"pools[{at}].classes[{n}]", name)
+        """Give what is named and is not there, by path."""
+        classes = {each.name for each in self.admission.classes}
+        told = ", ".join(sorted(classes))
+        problems = {
+            f"pools[{at}].classes[{n}]": f"{name!r} is no class of admission; there are {told}"
             for at, pool in enumerate(self.pools)
             for n, name in enumerate(pool.classes)
-        ]
-        named += [
-            (f"tenants[{at}].service_class", tenant.service_class)
-            for at, tenant in enumerate(self.tenants)
-            if tenant.service_class is not None
-        ]
-        told = ", ".join(sorted(known))
-        return {
-            path: f"{name!r} is no class of admission; there are {told}" for path, name in named if name not in known
+            if name not in classes
         }
+        if self.tenants_in_redis and not self.redis.is_there:
+            problems["tenants_in_redis"] = "needs redis.url or redis.sentinel"
+        return problems
 
     def repetitions(self) -> dict[str, str]:
         """Give what stands twice and must not, by path."""
@@ -315,13 +315,11 @@ class Config(Section):
         endpoints = [
             (f"{path}.endpoints[{n}]", entry) for path, pool in pools for n, entry in enumerate(pool.endpoints)
         ]
-        tenants = [(f"tenants[{at}]", tenant) for at, tenant in enumerate(self.tenants)]
         models = [(f"models[{at}]", model) for at, model in enumerate(self.models)]
         return {
-            **_repeated((f"{path}.name", pool.name) for path, pool in pools),
-            **_repeated((f"{path}.{'name' if entry.name else 'url'}", entry.label) for path, entry in endpoints),
-            **_repeated((f"{path}.name", tenant.name) for path, tenant in tenants),
-            **_repeated(
+            **repeated((f"{path}.name", pool.name) for path, pool in pools),
+            **repeated((f"{path}.{'name' if entry.name else 'url'}", entry.label) for path, entry in endpoints),
+            **repeated(
                 entry
                 for path, model in models
                 for entry in (
@@ -329,25 +327,14 @@ class Config(Section):
                     *((f"{path}.aliases[{n}]", alias) for n, alias in enumerate(model.aliases)),
                 )
             ),
-            **_repeated(
-                (f"{path}.key_sha256[{n}]", f"{digest[:8]}…")
-                for path, tenant in tenants
-                for n, digest in enumerate(tenant.key_sha256)
-            ),
+            **self.clashes(((f"tenants[{at}]", tenant) for at, tenant in enumerate(self.tenants)), self.anonymous),
         }
 
 
-SECTIONS = frozenset(Config.model_fields) - {"pools", "tenants", "models"}
-
-
-def _repeated(names: Iterable[tuple[str, str]]) -> dict[str, str]:
-    first: dict[str, str] = {}
-    found = {}
-    for path, name in names:
-        if name in first:
-            found[path] = f"{name!r} is there twice, first at {first[name]}"
-        first.setdefault(name, path)
-    return found
+NO_SECTIONS = {"pools", "models", "anonymous", "tenants", "tenants_file", "tenants_in_redis"}
+SECTIONS = frozenset(Config.model_fields) - NO_SECTIONS
+DOORS = ("anonymous", "tenants", "tenants_file", "tenants_in_redis")
+WHO_MAY_CALL = "who may call? Name tenants (`kvlane key` makes keys), or write `anonymous: {}` to let everybody in"
 
 
 def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
@@ -357,9 +344,12 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
         ConfigError: the file cannot be read, is not YAML, or says something that cannot be.
     """
     try:
-        return build(document.read(path), str(path), environment)
+        config = build(document.read(path), str(path), environment)
     except document.Unreadable as error:
         raise ConfigError(str(path), [str(error)]) from error
+    if config.tenants_file is None:
+        return config
+    return config.model_copy(update={"tenants_file": path.parent / config.tenants_file.expanduser()})
 
 
 def build(content: object, source: str, environment: Mapping[str, str] = os.environ) -> Config:
@@ -372,20 +362,22 @@ def build(content: object, source: str, environment: Mapping[str, str] = os.envi
         raise ConfigError(source, [f"must be a mapping of sections, is {type(content).__name__}"])
     problems: dict[str, str] = {}
     resolved = document.resolve(content, environment, problems)
+    if all(content.get(door) in (None, False, [], "") for door in DOORS):
+        problems[ANONYMOUS_NAME] = WHO_MAY_CALL
     try:
         config = Config.model_validate(resolved)
     except ValidationError as error:
         raise ConfigError(source, document.worded(error.errors(), problems)) from error
-    lines = document.worded((), problems | config.repetitions() | config.strangers())
+    lines = document.worded((), problems | config.strangers() | config.repetitions())
     if lines:
         raise ConfigError(source, lines)
     return config
 
 
 def quick(urls: Iterable[str]) -> Config:
-    """Make the configuration of `kvlane serve --endpoint URL …`: one pool, everything else by default.
+    """Make the configuration of `kvlane serve --endpoint URL …`: one pool for everybody, all else by default.
 
     Raises:
         ConfigError: a URL is none, or is there twice.
     """
-    return build({"pools": [{"endpoints": [{"url": url} for url in urls]}]}, "--endpoint", {})
+    return build({"pools": [{"endpoints": [{"url": url} for url in urls]}], "anonymous": {}}, "--endpoint", {})

@@ -15,7 +15,7 @@ import yaml
 
 ENVIRONMENT_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 MAX_DEPTH = 32  # of nesting; a configuration needs five
-SECRET = "key"  # in the name of a value: it is not quoted where it is wrong
+SECRET = re.compile("key|sha256")  # in the name of a value: it is not quoted where it is wrong
 
 
 class Unreadable(Exception):
@@ -126,7 +126,7 @@ def _line(item: Any, path: str) -> str:
     if not path:
         return message
     last = path.rpartition(".")[2]
-    if isinstance(item["input"], (dict, list, tuple)) or SECRET in last:
+    if isinstance(item["input"], (dict, list, tuple)) or SECRET.search(last):
         return f"{path}: {message}"
     return f"{path}: {message}, is {_without_user(item['input'])!r}"
 

@@ -9,6 +9,8 @@ the verdict on a spelling is remembered.
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from multidict import MultiMapping
+
 from gateway.errors import MAX_RETRY_AFTER_S
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
@@ -101,12 +103,24 @@ def _without(headers: RawHeaders, names: bytes) -> list[tuple[bytes, bytes]]:
     return [pair for pair in headers if pair[0].lower() not in dropped]
 
 
-def bearer_key(headers: Mapping[str, str]) -> str | None:
-    """Give the API key that a client presents, in OpenAI's, Anthropic's or Azure's way."""
-    authorization = headers.get("Authorization")
+def presented_authorization(headers: MultiMapping[str]) -> tuple[str, str] | None:
+    """Give the scheme, in lower case, and what follows; None where there is none. Two at once are of no scheme."""
+    presented = headers.getall("Authorization", [])
+    if not presented:
+        return None
+    scheme, _, value = presented[0].partition(" ")
+    return (scheme.lower() if len(presented) == 1 else ""), value.strip()
+
+
+def bearer_key(headers: MultiMapping[str]) -> str | None:
+    """Give the API key that a client presents, in OpenAI's, Anthropic's or Azure's way; None where it presents none.
+
+    What is presented and cannot be a key (another scheme, two at once) is the empty one, which is nobody's.
+    """
+    authorization = presented_authorization(headers)
     if authorization is not None:
-        scheme, _, key = authorization.partition(" ")
-        return key.strip() if scheme.lower() == "bearer" else None
+        scheme, key = authorization
+        return key if scheme == "bearer" else ""
     return headers.get("x-api-key") or headers.get("api-key")
 
 

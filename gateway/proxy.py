@@ -16,6 +16,7 @@ and the engine's connection is closed in the same tick.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from aiohttp.web import StreamResponse
@@ -155,7 +156,7 @@ class Proxy:
             trace.route = "other"
             raise NotFound(f"there is no {path[:200]} here")
         trace.route = route.path if route is not None else STORED_ROUTE.path if stored else MODELS_PATH
-        tenant = self._tenants.identify(bearer_key(request.headers))
+        tenant = self._tenants.identify(bearer_key(request.headers), time.time())
         trace.tenant = tenant.name
         if is_models:
             check_method(request.method, ("GET", "HEAD"))

@@ -3,25 +3,33 @@
 Frozen, and strict about unknown keys; keys carry their unit. `config.py` puts them together.
 """
 
+import re
 from typing import Annotated, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 MEBIBYTE = 1 << 20
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$"  # names become header values and metric labels
 
 
-def _no_bool(value: object) -> object:
+def no_bool(value: object) -> object:
     """Refuse `yes` and `true` where a number is meant: Python would take them for 1."""
     if isinstance(value, bool):
         raise ValueError("must be a number")
     return value
 
 
-Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_no_bool)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_no_bool)]
-Share = Annotated[float, Field(ge=0, le=1), BeforeValidator(_no_bool)]
-Count = Annotated[int, Field(ge=1), BeforeValidator(_no_bool)]
+Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(no_bool)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(no_bool)]
+Share = Annotated[float, Field(ge=0, le=1), BeforeValidator(no_bool)]
+Count = Annotated[int, Field(ge=1), BeforeValidator(no_bool)]
+
+
+def each_is_sha256(values: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse what cannot be a SHA-256 in hex: somebody's key, perhaps."""
+    if not all(re.fullmatch(r"[0-9a-fA-F]{64}", value) for value in values):
+        raise ValueError("each must be 64 hex digits")
+    return tuple(value.lower() for value in values)
 
 
 class Section(BaseModel):
@@ -45,6 +53,20 @@ class Listen(Section):
     write_timeout_s: Seconds = Field(
         600, description="A client that takes nothing of its answer for so long is cut off."
     )
+    admin_key_sha256: tuple[str, ...] = Field(
+        (),
+        repr=False,
+        description="SHA-256 of each admin key, in hex; without any, /admin/* answers this machine alone.",
+    )
+    metrics_need_key: bool = Field(False, description="Whether /metrics needs an admin key as well.")
+
+    _hex = field_validator("admin_key_sha256")(each_is_sha256)
+
+    @model_validator(mode="after")
+    def _metrics_can_be_read(self) -> Self:
+        if self.metrics_need_key and not self.admin_key_sha256:
+            raise ValueError("metrics_need_key needs an admin_key_sha256")
+        return self
 
     @model_validator(mode="after")
     def _listeners_differ(self) -> Self:

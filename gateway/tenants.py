@@ -1,16 +1,30 @@
-"""API key -> Tenant.
+"""API key -> Tenant, as things stand now.
 
 Keys are known by their SHA-256 only. A presented key is hashed first and its digest looked up: how long a lookup takes
-depends on the digest alone, which tells nothing of how near a guessed key was. Without any tenant in the configuration
-everybody is `anonymous`: a trusted network.
+depends on the digest alone, which tells nothing of how near a guessed key was; what is found is compared once more, in
+constant time. An expired key is refused like any other that is not good, and is told why.
+
+All that is known is one snapshot, which `put` replaces whole: between two requests, never within one. A request keeps
+the Tenant that it was given, whatever comes after. Who may be let in without a key is said by the configuration, never
+by a snapshot being empty.
 """
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+import hmac
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
-from gateway.config import TenantConfig
 from gateway.errors import InvalidApiKey, ModelNotAllowed
+from gateway.tenancy import (
+    ANONYMOUS_NAME,
+    AnonymousConfig,
+    CallerConfig,
+    LimitsConfig,
+    TenantConfig,
+    TokenWeightsConfig,
+)
+
+NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +39,32 @@ class Tenant:
     """The best class of service that its requests may have; None: any."""
     weight: float = 1.0
     """Its share of what is served while tenants compete."""
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    limits_by_model: Mapping[str, LimitsConfig] = field(default_factory=dict, hash=False)
+    """More limits, by the model's own name."""
+    token_weights: TokenWeightsConfig = field(default_factory=TokenWeightsConfig)
+    max_reserved_output_tokens: int | None = None
+    """Output tokens set aside for a request, at most; None: no such cap."""
+    on_redis_error: str = "local"
+    """local, open or closed."""
+    isolate_cache: bool = False
+
+    @classmethod
+    def of(cls, name: str, config: CallerConfig) -> "Tenant":
+        """Make it of its section."""
+        return cls(
+            name=name,
+            models=frozenset(config.models),
+            kvlane_headers=config.kvlane_headers,
+            service_class=config.service_class,
+            weight=config.weight,
+            limits=config.limits,
+            limits_by_model=config.limits_by_model,
+            token_weights=config.token_weights,
+            max_reserved_output_tokens=config.max_reserved_output_tokens,
+            on_redis_error=config.on_redis_error,
+            isolate_cache=config.isolate_cache,
+        )
 
     def may_use(self, model: str) -> bool:
         """Whether a model is open to it."""
@@ -40,38 +80,96 @@ class Tenant:
             raise ModelNotAllowed(f"this key may not use the model {model!r}", param="model")
 
 
-ANONYMOUS = Tenant("anonymous")
+ANONYMOUS = Tenant(ANONYMOUS_NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """What a presented key is compared with."""
+
+    digest: bytes
+    tenant: Tenant
+    expires_at: float
+    """Seconds since 1970; infinite: never."""
+
+
+def secrets_of(tenant: Tenant, config: TenantConfig) -> Iterator[Secret]:
+    """Give every secret that calls as a tenant."""
+    for digest in config.key_sha256:
+        yield Secret(bytes.fromhex(digest), tenant, NEVER)
+    for key in config.keys:
+        expires_at = NEVER if key.expires_at is None else key.expires_at.timestamp()
+        for digest in key.sha256:
+            yield Secret(bytes.fromhex(digest), tenant, expires_at)
 
 
 class Tenants:
-    """Everybody who may call."""
+    """Everybody who may call.
 
-    def __init__(self, configs: Iterable[TenantConfig]) -> None:
-        self._by_digest: dict[bytes, Tenant] = {}
+    Args:
+        configs: Of tenants.
+        anonymous: Of who calls without a key; None: nobody does.
+        has_keys: Whether a key is asked for what it is, even while there are none.
+    """
+
+    def __init__(
+        self, configs: Iterable[TenantConfig] = (), anonymous: AnonymousConfig | None = None, *, has_keys: bool = True
+    ) -> None:
+        self._has_keys = has_keys
+        self._by_name: dict[str, Tenant] = {}
+        self._secrets: dict[bytes, Secret] = {}
+        self._anonymous: Tenant | None = None
+        self.put(configs, anonymous)
+
+    def put(self, configs: Iterable[TenantConfig], anonymous: AnonymousConfig | None) -> None:
+        """Replace all that is known. Once anybody has had a key, keys are asked for what they are, for good."""
+        by_name: dict[str, Tenant] = {}
+        secrets: dict[bytes, Secret] = {}
         for config in configs:
-            tenant = Tenant(
-                config.name, frozenset(config.models), config.kvlane_headers, config.service_class, config.weight
-            )
-            for digest in config.key_sha256:
-                self._by_digest[bytes.fromhex(digest)] = tenant
+            tenant = by_name[config.name] = Tenant.of(config.name, config)
+            secrets.update((secret.digest, secret) for secret in secrets_of(tenant, config))
+        self._has_keys = self._has_keys or bool(by_name)
+        self._by_name, self._secrets = by_name, secrets
+        self._anonymous = None if anonymous is None else Tenant.of(ANONYMOUS_NAME, anonymous)
+
+    def __iter__(self) -> Iterator[Tenant]:
+        """Give every tenant, and last who calls without a key."""
+        yield from self._by_name.values()
+        if self._anonymous is not None:
+            yield self._anonymous
+
+    def named(self, name: str) -> Tenant | None:
+        """Give a tenant as it is now; None where there is none of that name any more."""
+        return self._anonymous if name == ANONYMOUS_NAME else self._by_name.get(name)
+
+    @property
+    def key_count(self) -> int:
+        """How many secrets there are, expired ones included."""
+        return len(self._secrets)
 
     @property
     def is_open(self) -> bool:
-        """Whether no key is needed."""
-        return not self._by_digest
+        """Whether nobody is told from anybody: who calls is anonymous, whatever key the client was made to send."""
+        return self._anonymous is not None and not self._has_keys
 
-    def identify(self, key: str | None) -> Tenant:
+    def identify(self, key: str | None, now: float) -> Tenant:
         """Tell whose key it is.
 
+        Args:
+            key: As presented; None: none was.
+            now: Seconds since 1970.
+
         Raises:
-            InvalidApiKey: there is none, or nobody's.
+            InvalidApiKey: it is nobody's, or has expired; or there is none, and it needs one.
         """
-        if self.is_open:
-            return ANONYMOUS
+        if self._anonymous is not None and (key is None or not self._has_keys):
+            return self._anonymous
         if not key:
             raise InvalidApiKey("an API key is required: `Authorization: Bearer KEY`")
         presented = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-        tenant = self._by_digest.get(presented)
-        if tenant is None:
+        secret = self._secrets.get(presented)
+        if secret is None or not hmac.compare_digest(secret.digest, presented):
             raise InvalidApiKey("this API key is not valid")
-        return tenant
+        if now >= secret.expires_at:
+            raise InvalidApiKey("this API key has expired")
+        return secret.tenant

@@ -72,6 +72,7 @@ class Plan:
             "listen": {"port": self.port, "admin_port": self.port + 1},
             "pools": [{"name": "default", "policy": policy, "endpoints": endpoints}],
             "models": [{"name": MODEL, "tokenizer": small_tokenizer()}],
+            "anonymous": {},
         }
         return yaml.safe_dump(document, sort_keys=False)
 

@@ -18,7 +18,7 @@ from loadtests.cluster import Cluster
 from loadtests.settings import Settings
 from policies.endpoint import Endpoint, Outstanding
 from policies.health import State
-from tests.wire.house import no_faults
+from tests.wire.house import no_faults, who_calls
 
 PATIENCE_S = 10.0  # for what takes milliseconds on an idle machine
 INTERVAL_S = 0.05  # of health checks: a second, scaled
@@ -45,7 +45,7 @@ def config(
     endpoints = [{"name": f"e{at}", "url": url, **said} for at, url in enumerate(urls)]
     quick = {name: {**section, **sections.pop(name, {})} for name, section in SECTIONS.items()}
     pools = [{"policy": policy, "endpoints": endpoints}]
-    return build({**quick, "pools": pools, **sections}, "test", {})
+    return build({**quick, "pools": pools, **who_calls(sections)}, "test", {})
 
 
 def prompt(text: str, *, tokens: int = 4, stream: bool = False, **fields: object) -> dict[str, object]:

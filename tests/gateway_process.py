@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from tests.fleet_fixtures import PATIENCE_S, SECTIONS
+from tests.wire.house import who_calls
 
 START_S = 30.0  # of patience; what it may take is another matter
 LISTENS = re.compile(r"API on (http://\S+), admin on (http://[^\s,]+)")
@@ -54,7 +55,7 @@ class GatewayProcess:
     @classmethod
     @asynccontextmanager
     async def serving(
-        cls, directory: Path, urls: Sequence[str], *, models: Sequence[dict[str, Any]] = (), **sections: dict[str, Any]
+        cls, directory: Path, urls: Sequence[str], *, models: Sequence[dict[str, Any]] = (), **sections: Any
     ) -> AsyncIterator["GatewayProcess"]:
         """Run a gateway before engines; kill it at the end, if it still runs.
 
@@ -64,10 +65,10 @@ class GatewayProcess:
             models: What is known of models.
             sections: Of the configuration, over those of `SECTIONS`.
         """
-        names = SECTIONS.keys() | sections.keys()
-        document: dict[str, Any] = {name: SECTIONS.get(name, {}) | sections.get(name, {}) for name in names}
+        document = {**sections, **{name: SECTIONS[name] | sections.get(name, {}) for name in SECTIONS}}
         document["pools"] = [{"endpoints": [{"name": f"e{at}", "url": url} for at, url in enumerate(urls)]}]
         document["models"] = list(models)
+        document = who_calls(document)
         file = directory / "kvlane.yaml"
         file.write_text(yaml.safe_dump(document))
         gateway = cls(await command("serve", str(file)))

@@ -22,7 +22,7 @@ LEVELS = (
     # 0: words that everybody uses
     (
         "errors",
-        "config + document + sections",
+        "config + document + sections + tenancy",
         "unpack",
         "routes",
         "usage",
@@ -41,6 +41,8 @@ LEVELS = (
         "upstream + connection + failures",
         "fleet + lease + members",
         "tenants",
+        "sources",
+        "keys",
         "homes",
         "accesslog",
         "engines.*",
@@ -49,14 +51,22 @@ LEVELS = (
         "kvstream",
     ),
     # 2: bring two or three of them together
-    ("relay", "probe", "admin", "readers + questions", "kvevents + told", "gate", "classes"),
-    ("gauges",),
+    (
+        "relay",
+        "probe",
+        "readers + questions",
+        "kvevents + told",
+        "gate",
+        "classes",
+    ),
+    ("guard", "tenantwatch", "keystores", "gauges"),
+    ("admin",),
     # 3: the life of a request
     ("proxy + exchange + attempt + stored + intake",),
     # 4: builds everything
     ("app",),
     # 5: the command
-    ("cli + __main__",),
+    ("cli + __main__ + keycli + terminal",),
 )
 
 MAY_KNOW = {
@@ -75,7 +85,7 @@ IMPURE = {"asyncio", "aiohttp", "redis", "opentelemetry", "logging", "time", "os
 
 ONLY_IN = {
     "prometheus_client": {"gateway.metrics"},
-    "pydantic": {"gateway.config", "gateway.sections"},
+    "pydantic": {"gateway.config", "gateway.sections", "gateway.tenancy"},
     "redis": {"gateway.limiter", "gateway.peers", "gateway.tenants"},
     "tokenizers": {"gateway.tokens.loading", "gateway.tokens.checks"},
     "huggingface_hub": {"gateway.tokens.loading"},
@@ -84,7 +94,7 @@ ONLY_IN = {
     "httptools": {"gateway.connection"},
     "zmq": {"gateway.kvstream"},
     "msgspec": {"gateway.engines.kvevents"},
-    "typer": {"gateway.cli"},
+    "typer": {"gateway.cli", "gateway.keycli"},
     "uvloop": {"gateway.cli"},
     "policies.books": {"gateway.lease"},
     "policies.catalog": {"gateway.config", "gateway.app"},

@@ -414,7 +414,8 @@ async def test_p6_an_idle_gateway_stops_when_the_grace_is_over(tmp_path: Path) -
 
 # P9: what is wrong is said in one line.
 
-GOOD = "pools: [{endpoints: [{url: 'http://127.0.0.1:9'}]}]\n"
+ANYBODY = "anonymous: {}\n"
+GOOD = ANYBODY + "pools: [{endpoints: [{url: 'http://127.0.0.1:9'}]}]\n"
 
 
 def written(text: str) -> Callable[[Path], list[str]]:
@@ -441,9 +442,17 @@ WRONG: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "empty": (written(""), "must be a mapping of sections, is NoneType"),
     "an unknown key": (written(GOOD + "lisen: {port: 1}\n"), "lisen: unknown key"),
     "a bad value": (written(GOOD + "listen: {port: 70000}\n"), "listen.port: "),
-    "no engine": (written("pools: []\n"), "pools: "),
+    "no engine": (written(ANYBODY + "pools: []\n"), "pools: "),
+    "nobody who may call": (
+        written("pools: [{endpoints: [{url: 'http://127.0.0.1:9'}]}]\n"),
+        "anonymous: who may call? Name tenants (`kvlane key` makes keys), or write `anonymous: {}`",
+    ),
+    "tenants that are not there": (
+        written("tenants_file: none.yaml\npools: [{endpoints: [{url: 'http://127.0.0.1:9'}]}]\n"),
+        "none.yaml: No such file or directory",
+    ),
     "a secret that is not set": (
-        written("pools: [{endpoints: [{url: 'http://127.0.0.1:9', api_key: '${KVLANE_TEST_NO_SUCH}'}]}]\n"),
+        written(ANYBODY + "pools: [{endpoints: [{url: 'http://127.0.0.1:9', api_key: '${KVLANE_TEST_NO_SUCH}'}]}]\n"),
         "environment variable KVLANE_TEST_NO_SUCH is not set",
     ),
     "a bad URL": (lambda _: ["--endpoint", "127.0.0.1:8000"], "must be http://host:port"),
@@ -500,7 +509,7 @@ async def test_p9_a_port_in_use_is_named(which: str, tmp_path: Path) -> None:
 
 async def test_p9_every_problem_is_named_a_line_each(tmp_path: Path) -> None:
     file = tmp_path / "kvlane.yaml"
-    file.write_text("listen: {port: -1, hots: x}\npools: [{policy: best, endpoints: [{url: nowhere}]}]\n")
+    file.write_text(ANYBODY + "listen: {port: -1, hots: x}\npools: [{policy: best, endpoints: [{url: nowhere}]}]\n")
     for verb in ("serve", "check"):
         status, out, err = await run(verb, str(file))
         assert (status, out) == (2, "")

@@ -131,6 +131,7 @@ class Sides:
                 "listen": {"port": 0, "admin_port": 0},
                 "health": {"interval_s": 0.1, "state_interval_s": 0.1},
                 "pools": [{"endpoints": [{"url": url} for url in self.behind.urls]}],
+                "anonymous": {},
             }
             self.gateway = await stack.enter_async_context(running(build(config, "test", {})))
             await stack.enter_async_context(self.client)

@@ -12,7 +12,7 @@ from gateway.config import build
 from policies.endpoint import Endpoint
 from tests.engines.real import NAME, PATIENCE_S, TICK_S, RealEngine
 from tests.wire.client import Answer, call, events
-from tests.wire.house import is_quiet, metric, no_faults, ready_endpoints, standing
+from tests.wire.house import is_quiet, metric, no_faults, ready_endpoints, standing, who_calls
 
 Json: TypeAlias = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
@@ -52,7 +52,7 @@ async def before(*engines: RealEngine, **sections: Any) -> AsyncIterator[Gateway
         "health": {"interval_s": INTERVAL_S, "state_interval_s": INTERVAL_S, **sections.get("health", {})},
     }
     with no_faults():
-        async with running(build(whole, "test", {})) as gateway:
+        async with running(build(who_calls(whole), "test", {})) as gateway:
             await until(lambda: len(ready_endpoints(gateway)) == len(engines), lambda: standing(gateway))
             await until(lambda: all(endpoint.report.running is not None for endpoint in endpoints(gateway)))
             yield gateway

@@ -17,7 +17,9 @@ DIGEST = hashlib.sha256(b"key").hexdigest()
 
 
 def problems(document: object, environment: dict[str, str] | None = None) -> list[str]:
-    """Give what is wrong with a document."""
+    """Give what is wrong with a document, beside who may call."""
+    if isinstance(document, dict):
+        document = {"anonymous": {}, **document}
     with pytest.raises(ConfigError) as caught:
         build(document, "test", environment or {})
     assert caught.value.source == "test"
@@ -26,7 +28,7 @@ def problems(document: object, environment: dict[str, str] | None = None) -> lis
 
 
 def of_endpoint(**fields: object) -> dict[str, object]:
-    return {"pools": [{"endpoints": [{**ENDPOINT, **fields}]}]}
+    return {"anonymous": {}, "pools": [{"endpoints": [{**ENDPOINT, **fields}]}]}
 
 
 def of_tenant(**fields: object) -> dict[str, object]:
@@ -37,7 +39,7 @@ def of_tenant(**fields: object) -> dict[str, object]:
 
 
 def test_a_list_of_engines_is_enough() -> None:
-    config = build({"pools": POOLS}, "test", {})
+    config = build({"anonymous": {}, "pools": POOLS}, "test", {})
     endpoint = config.pools[0].endpoints[0]
     assert (config.pools[0].name, config.pools[0].policy) == ("default", "least_work")
     assert (endpoint.label, endpoint.kind, endpoint.models) == ("127.0.0.1:9001", "auto", ())
@@ -49,7 +51,9 @@ def test_a_quick_start_is_one_pool_of_the_engines_named() -> None:
     config = quick(["http://a:1", "https://b/"])
     assert [endpoint.url for endpoint in config.pools[0].endpoints] == ["http://a:1", "https://b"]
     assert [endpoint.label for endpoint in config.pools[0].endpoints] == ["a:1", "b:443"]
-    assert config == build({"pools": [{"endpoints": [{"url": "http://a:1"}, {"url": "https://b"}]}]}, "test", {})
+    assert config == build(
+        {"anonymous": {}, "pools": [{"endpoints": [{"url": "http://a:1"}, {"url": "https://b"}]}]}, "test", {}
+    )
 
 
 def test_a_quick_start_names_the_option_that_is_wrong() -> None:
@@ -62,7 +66,7 @@ def test_a_quick_start_names_the_option_that_is_wrong() -> None:
 
 
 def test_a_configuration_is_not_changed_afterwards() -> None:
-    config = build({"pools": POOLS}, "test", {})
+    config = build({"anonymous": {}, "pools": POOLS}, "test", {})
     with pytest.raises(ValidationError):
         config.listen.port = 1  # type: ignore[misc]
 
@@ -77,7 +81,7 @@ def test_every_kind_of_engine_can_be_named(kind: Kind) -> None:
 )
 def test_zero_is_data_where_it_means_something(zero: str) -> None:
     section, key = zero.split(".")
-    config = build({"pools": POOLS, section: {key: 0}}, "test", {})
+    config = build({"anonymous": {}, "pools": POOLS, section: {key: 0}}, "test", {})
     assert getattr(getattr(config, section), key) == 0
 
 
@@ -283,7 +287,7 @@ def test_what_newcomers_write_is_one_line_in_their_words(document: object, words
 
 
 def test_a_section_with_nothing_under_it_is_one_of_defaults() -> None:
-    assert build({"pools": POOLS, "listen": None}, "test", {}).listen.port == 8080
+    assert build({"anonymous": {}, "pools": POOLS, "listen": None}, "test", {}).listen.port == 8080
 
 
 @pytest.mark.parametrize(
@@ -312,7 +316,7 @@ def test_no_secret_shows_when_a_configuration_is_printed() -> None:
 
 def test_a_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "kvlane.yaml"
-    file.write_text("pools: [{endpoints: [{url: 'http://${H}'}]}]  # é", encoding="utf-8")
+    file.write_text("{anonymous: {}, pools: [{endpoints: [{url: 'http://${H}'}]}]}  # é", encoding="utf-8")
     assert load(file, {"H": "a"}).pools[0].endpoints[0].url == "http://a"
 
 
@@ -380,7 +384,9 @@ def test_keys_with_a_unit_say_it() -> None:
     }
     without = {key for key in numbers if not key.endswith(("_s", "_bytes", "_tokens"))}
     named = {"port", "admin_port", "max_headers", "max_tries", "budget", "floor", "max_idle"}
-    named |= {"max_queued", "max_inflight", "weight", "ceiling"}
+    named |= {"max_queued", "max_inflight", "weight", "ceiling", "max_connections"}
+    named |= {"requests_per_minute", "tokens_per_minute", "burst_requests", "parallel"}
+    named |= {"tokens_per_day", "tokens_per_month", "input", "cached", "output"}
     assert without == named, "counts and shares"
 
 

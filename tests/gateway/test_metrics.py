@@ -57,6 +57,9 @@ PAGE = {
     "kvlane_admission_refusals_total": {"pool", "class", "reason"},
     "kvlane_active_requests": set(),
     "kvlane_loop_lag_seconds": set(),
+    "kvlane_tenants": set(),
+    "kvlane_api_keys": set(),
+    "kvlane_tenants_stale": {"source"},
     "kvlane_build_info": {"version"},
 }
 """What dashboards and alert rules are written against."""

@@ -264,6 +264,7 @@ async def test_an_engines_figures_may_be_on_another_port() -> None:
                 "listen": {"port": 0, "admin_port": 0},
                 "health": {"interval_s": INTERVAL_S, "state_interval_s": INTERVAL_S},
                 "pools": [{"endpoints": [endpoint]}],
+                "anonymous": {},
             },
             "test",
             {},
@@ -289,6 +290,7 @@ async def test_why_an_engine_is_not_ready_is_said_once(url: str, words: str, cap
         "listen": {"port": 0, "admin_port": 0},
         "health": {"interval_s": INTERVAL_S, "timeout_s": 2},
         "pools": [{"endpoints": [{"name": "e0", "url": url}]}],
+        "anonymous": {},
     }
     async with running(build(config, "test", {})) as gateway:
         (member,) = gateway.fleet.members()

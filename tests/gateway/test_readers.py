@@ -10,6 +10,7 @@ from tests.fleet_fixtures import CHAT, config, house, prompt, until
 from tests.gateway_process import run
 
 TOKENIZER = Path(__file__).parent.parent.parent / "loadtests" / "data" / "tokenizer"
+QUICK = "anonymous: {}\npools: [{endpoints: [{url: 'http://h:1'}]}]\n"
 LONG = "The quick brown fox jumps over the lazy dog. " * 40
 
 
@@ -74,7 +75,7 @@ async def test_p9_check_tells_what_serve_would_find(tmp_path: Path, broken: str)
     (tmp_path / "tokenizer.json").write_bytes((TOKENIZER / "tokenizer.json").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(broken)
     file = tmp_path / "kvlane.yaml"
-    file.write_text(f"pools: [{{endpoints: [{{url: 'http://h:1'}}]}}]\nmodels: [{{name: m, tokenizer: {tmp_path}}}]\n")
+    file.write_text(QUICK + f"models: [{{name: m, tokenizer: {tmp_path}}}]\n")
     status, _, complaint = await run("check", str(file))
     assert (status, "models[0].tokenizer: " in complaint) == (2, True)
     gateway = Gateway(config(["http://127.0.0.1:9"], models=named(tokenizer=str(tmp_path))))
@@ -85,7 +86,7 @@ async def test_p9_check_tells_what_serve_would_find(tmp_path: Path, broken: str)
 
 async def test_p9_an_unreadable_tokenizer_is_one_line_and_exit_2(tmp_path: Path) -> None:
     file = tmp_path / "kvlane.yaml"
-    file.write_text("pools: [{endpoints: [{url: 'http://h:1'}]}]\nmodels: [{name: m, tokenizer: /no/such/place}]\n")
+    file.write_text(QUICK + "models: [{name: m, tokenizer: /no/such/place}]\n")
     for command in ("serve", "check"):
         status, _, complaint = await run(command, str(file))
         assert status == 2

@@ -1,0 +1,259 @@
+"""Where tenants are told of, and how a change there is noticed.
+
+The configuration file, a file of tenants alone, Redis. A source is asked again and again; it gives what it holds when
+that has changed, and else nothing. What cannot be used is a SourceError, which it raises until it can.
+
+A file has changed when another mtime, size or inode says so, and is read once it has stood still from one look to the
+next: it may be in the middle of being written, and half a file can be a good one that lacks the other half of the
+tenants. Of the configuration file tenants and `anonymous` are taken, for nothing else can change while serving.
+
+In Redis, a hash has each tenant's JSON by its name, and a version beside it that rises with every change. It is the
+time of the change in microseconds, or one more than the last: so what was restored from an old copy, or written anew
+after everything was lost, is told from what is new. A version that falls, or is gone, is a Redis that has forgotten: a
+key that was revoked must not come back from there, and what was known holds on.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from gateway import document
+from gateway.config import Config, ConfigError, load
+from gateway.tenancy import AnonymousConfig, TenantConfig, tenant_of, tenants_of
+
+log = logging.getLogger(__name__)
+
+FILE_EVERY_S = 0.3  # twice that until a change is read, well below the two seconds that a revoked key may live
+REDIS_EVERY_S = 0.5
+LIVE = {"tenants", "anonymous"}
+DOCUMENTS, VERSION = "kvlane:{tenants}:documents", "kvlane:{tenants}:version"
+
+Signature: TypeAlias = tuple[int, ...] | None
+
+
+class SourceError(Exception):
+    """What a source holds cannot be used; the message is one line."""
+
+
+class Ask(Protocol):
+    """Ask Redis."""
+
+    async def __call__(self, *command: str | bytes | int) -> object:
+        """Send one command; give the answer.
+
+        Raises:
+            OSError: there is no answer, or Redis says no; a TimeoutError where it took too long.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Callers:
+    """Who may call, as one source says."""
+
+    tenants: tuple[TenantConfig, ...] = ()
+    anonymous: AnonymousConfig | None = None
+
+
+class Source(Protocol):
+    """Where tenants are told of."""
+
+    @property
+    def name(self) -> str:
+        """For metrics: the key of the configuration that leads there."""
+
+    @property
+    def title(self) -> str:
+        """For people."""
+
+    @property
+    def every_s(self) -> float | None:
+        """How often to read it; None: once."""
+
+    async def read(self) -> Callers | None:
+        """Give what it holds now; None: what it gave before.
+
+        Raises:
+            SourceError: that cannot be used.
+        """
+
+
+class Inline:
+    """Tenants of a configuration that is in no file, and so does not change."""
+
+    name, title, every_s = "tenants", "the configuration", None
+
+    def __init__(self, config: Config) -> None:
+        self._callers = Callers(config.tenants, config.anonymous)
+
+    async def read(self) -> Callers | None:
+        """Give them."""
+        return self._callers
+
+
+class FileSource:
+    """A file that is watched."""
+
+    every_s = FILE_EVERY_S
+
+    def __init__(self, name: str, path: Path, parse: Callable[[Path], Callers]) -> None:
+        self.name = name
+        self.title = str(path)
+        self._path = path
+        self._parse = parse
+        self._has_looked = False
+        self._seen: Signature = None
+        self._taken: Signature = None
+        self._trouble = ""
+
+    async def read(self) -> Callers | None:
+        """Look at the file, off the event loop; read it if it has changed and stands still."""
+        return await asyncio.to_thread(self.look)
+
+    def look(self) -> Callers | None:
+        """Do the same here and now."""
+        signature = signature_of(self._path)
+        is_still = signature == self._seen or not self._has_looked
+        if is_still and (signature != self._taken or not self._has_looked):
+            self._trouble = ""
+            try:
+                return self._parse(self._path)
+            except SourceError as error:
+                self._trouble = str(error)
+            finally:
+                self._taken = self._seen = signature
+                self._has_looked = True
+        self._seen = signature
+        if self._trouble:
+            raise SourceError(self._trouble)
+        return None
+
+
+def signature_of(path: Path) -> Signature:
+    """Give what changes when a file does; None where there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def tenants_file(path: Path) -> FileSource:
+    """Watch a file of tenants alone."""
+    return FileSource("tenants_file", path, lambda path: Callers(read_tenants(path)))
+
+
+def read_tenants(path: Path) -> tuple[TenantConfig, ...]:
+    """Read a file of tenants alone.
+
+    Raises:
+        SourceError: it cannot be read, or says something that cannot be.
+    """
+    try:
+        return tenants_of(document.read(path))
+    except (document.Unreadable, ValueError) as error:
+        raise SourceError(str(error)) from error
+
+
+def configuration_file(path: Path) -> FileSource:
+    """Watch the configuration file for its tenants; say so, once, where something else has changed."""
+    return FileSource("tenants", path, _Configuration().callers)
+
+
+class _Configuration:
+    """The configuration file as it was first read, to tell what has changed in it."""
+
+    def __init__(self) -> None:
+        self._first: Config | None = None
+        self._said: list[str] = []
+
+    def callers(self, path: Path) -> Callers:
+        """Read the file; give who may call.
+
+        Raises:
+            SourceError: it is no good configuration.
+        """
+        try:
+            config = load(path)
+        except ConfigError as error:
+            raise SourceError("; ".join(error.problems)) from error
+        self._first = first = self._first or config
+        changed = [
+            name for name in Config.model_fields if name not in LIVE and getattr(config, name) != getattr(first, name)
+        ]
+        if changed and changed != self._said:
+            log.warning("%s has changed in %s, which needs a restart", path, ", ".join(changed))
+        self._said = changed
+        return Callers(config.tenants, config.anonymous)
+
+
+class RedisSource:
+    """Tenants in Redis."""
+
+    name, title, every_s = "tenants_in_redis", "Redis", REDIS_EVERY_S
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._version = -1
+        self._silence = ""
+        """What the first of the questions that got no answer met with: trouble that goes on is one trouble."""
+
+    async def read(self) -> Callers | None:
+        """Look at the version, and where it has risen read all."""
+        try:
+            version = int(text(await self._ask("GET", VERSION) or b"0"))
+            if version < self._version:
+                raise SourceError(f"it has forgotten tenants: their version is {version}, and was {self._version}")
+            documents = None if version == self._version else await documents_in(self._ask)
+            self._silence = ""
+            if documents is None:
+                return None
+            callers = Callers(parse_documents(documents))
+        except OSError as error:
+            self._silence = self._silence or f"no answer: {error or type(error).__name__}"
+            raise SourceError(self._silence) from error
+        except ValueError as error:
+            raise SourceError(str(error)) from error
+        self._version = version
+        return callers
+
+
+async def documents_in(ask: Ask) -> dict[str, str]:
+    """Give the JSON of each tenant in Redis, by name.
+
+    Raises:
+        OSError: there is no answer.
+    """
+    answer = await ask("HGETALL", DOCUMENTS)
+    if isinstance(answer, Mapping):
+        return {text(name): text(content) for name, content in answer.items()}
+    assert isinstance(answer, list | tuple)
+    words = [text(word) for word in answer]
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def parse_documents(documents: Mapping[str, str]) -> tuple[TenantConfig, ...]:
+    """Make tenants of their JSON.
+
+    Raises:
+        ValueError: with every problem found, in one line.
+    """
+    found, problems = [], []
+    for name, content in sorted(documents.items()):
+        try:
+            tenant = tenant_of(content)
+            if tenant.name != name:
+                raise ValueError(f"calls itself {tenant.name}")
+            found.append(tenant)
+        except ValueError as error:
+            problems.append(f"tenant {name[:100]}: {error}")
+    if problems:
+        raise ValueError("; ".join(problems))
+    return tuple(found)
+
+
+def text(value: object) -> str:
+    """Read what Redis answered, in whichever form the client gives it."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

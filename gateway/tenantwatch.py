@@ -1,0 +1,159 @@
+"""Keeps Tenants as the sources say, while they change.
+
+Each source is read in a task of its own, so that one that hangs holds up no other. What it gives is taken if it can
+stand beside what the others have given (no name and no secret twice, no class or model that is none); else it waits
+until it can, and what was taken of that source before holds on. So does what was taken of a source that cannot be
+read. Trouble is said once, in the log and as a gauge, and once more when it is over.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+
+from gateway.config import Config
+from gateway.metrics import Metrics
+from gateway.sources import Callers, Source, SourceError
+from gateway.tenants import Tenants
+
+log = logging.getLogger(__name__)
+
+FIRST_WITHIN_S = 5.0  # a source that is slower at the start keeps the gateway from starting
+
+
+class _Origin:
+    """A source, and what is known of it."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.taken = Callers()
+        self.waiting: Callers | None = None
+        """What it has given, and could not be taken."""
+        self.trouble = ""
+
+
+class TenantWatch:
+    """Follows the sources.
+
+    Args:
+        tenants: To keep.
+        sources: In the order in which they are thought right when they contradict each other at the start.
+        config: As this gateway runs.
+    """
+
+    def __init__(self, tenants: Tenants, sources: Iterable[Source], config: Config) -> None:
+        self._tenants = tenants
+        self._origins = [_Origin(source) for source in sources]
+        self._config = config
+        self._is_loaded = False
+
+    async def load(self) -> Sequence[str]:
+        """Read every source once; give what keeps the gateway from starting, a line each."""
+        await asyncio.gather(*(self._first(origin) for origin in self._origins))
+        self._take()
+        self._is_loaded = True
+        return [f"{origin.source.title}: {origin.trouble}" for origin in self._origins if origin.trouble]
+
+    async def watch(self) -> None:
+        """Follow every source, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for origin in self._origins:
+                if (every_s := origin.source.every_s) is not None:
+                    group.create_task(self._follow(origin, every_s), name=f"tenants of {origin.source.title}")
+
+    def show(self, metrics: Metrics) -> None:
+        """Let the metrics page tell how many there are, and where what is known is not what is there."""
+        metrics.gauge("kvlane_tenants", "Tenants that there are.", (), lambda: [((), len(list(self._tenants)))])
+        metrics.gauge("kvlane_api_keys", "Secrets of tenants.", (), lambda: [((), self._tenants.key_count)])
+        metrics.gauge(
+            "kvlane_tenants_stale",
+            "1 where a source of tenants cannot be read or used, so that what it said before holds on.",
+            ("source",),
+            lambda: (((origin.source.name,), float(bool(origin.trouble))) for origin in self._origins),
+        )
+
+    # One source.
+
+    async def _first(self, origin: _Origin) -> None:
+        try:
+            async with asyncio.timeout(FIRST_WITHIN_S):
+                origin.waiting = await origin.source.read()
+        except SourceError as error:
+            origin.trouble = str(error)
+        except TimeoutError:
+            origin.trouble = f"no answer within {FIRST_WITHIN_S:g} s"
+
+    async def _follow(self, origin: _Origin, every_s: float) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            await self._look(origin)
+
+    async def _look(self, origin: _Origin) -> None:
+        """Read a source once more."""
+        try:
+            given = await origin.source.read()
+        except SourceError as error:
+            self._note(origin, str(error))
+            return
+        except Exception as error:
+            log.exception("tenants: reading %s failed inside the gateway", origin.source.title)
+            self._note(origin, f"reading it failed inside the gateway: {type(error).__name__}")
+            return
+        if given is not None:
+            origin.waiting = given
+        elif origin.waiting is None:
+            self._note(origin, "")
+        self._take()
+
+    # All of them.
+
+    def _take(self) -> None:
+        """Take what waits and can stand beside the others; one that is taken may make room for another."""
+        taken: list[_Origin] = []
+        while (origin := self._next()) is not None:
+            assert origin.waiting is not None
+            origin.taken, origin.waiting = origin.waiting, None
+            taken.append(origin)
+        if not taken:
+            return
+        every = [origin.taken for origin in self._origins]
+        anonymous = next((callers.anonymous for callers in every if callers.anonymous is not None), None)
+        self._tenants.put([tenant for callers in every for tenant in callers.tenants], anonymous)
+        told = ", ".join(origin.source.title for origin in taken)
+        count, keys = sum(len(callers.tenants) for callers in every), self._tenants.key_count
+        log.info("tenants: %d with %d secrets, after %s was read", count, keys, told)
+        for origin in taken:
+            self._note(origin, "")
+
+    def _next(self) -> _Origin | None:
+        for origin in self._origins:
+            if origin.waiting is not None:
+                problems = self._problems(origin)
+                if not problems:
+                    return origin
+                self._note(origin, "; ".join(f"{path}: {problem}" for path, problem in problems.items()))
+        return None
+
+    def _problems(self, origin: _Origin) -> dict[str, str]:
+        """Give what speaks against taking what waits."""
+        assert origin.waiting is not None
+        callers = [each.waiting if each is origin else each.taken for each in self._origins]
+        paths = [each.source.title for each in self._origins]
+        tenants = [
+            (f"{path}: tenants[{at}]", tenant)
+            for path, one in zip(paths, callers, strict=True)
+            if one is not None
+            for at, tenant in enumerate(one.tenants)
+        ]
+        return self._config.clashes(tenants, origin.waiting.anonymous)
+
+    def _note(self, origin: _Origin, trouble: str) -> None:
+        """Say that a source cannot be used, or can again; once."""
+        if trouble == origin.trouble:
+            return
+        if not self._is_loaded:  # who starts the gateway says so
+            pass
+        elif trouble:
+            log.warning("tenants: %s cannot be used, what it said before holds on: %s", origin.source.title, trouble)
+        else:
+            log.info("tenants: %s is good again", origin.source.title)
+        origin.trouble = trouble
