@@ -10,6 +10,7 @@ from gateway.app import Gateway
 from loadtests.cluster import Cluster
 from loadtests.server import SimulatedEngine
 from loadtests.settings import Settings
+from tests.redis_server import _redis_of_session, redis_server  # noqa: F401
 from tests.wire.client import RawClient
 from tests.wire.house import no_generation, serving
 
