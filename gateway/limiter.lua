@@ -6,28 +6,29 @@
 -- ARGV[1]  reserve | settle | renew
 -- ARGV[2]  0: the clock is Redis TIME. Else microseconds since 1970, for tests only
 --
--- reserve  ARGV[3] grant, ARGV[4] lease in microseconds, then five for each take:
---              kind (r rate, p parallel, d day, m month), field, amount, kept, most
+-- reserve  ARGV[3] grant, ARGV[4] lease in microseconds, then four for each take:
+--              name (r:FIELD rate, p:FIELD parallel, d:FIELD day, m:FIELD month), amount, kept, most
 --          -> three integers for each take: remaining, reset_us, wait_us. Granted if all waits are 0; -1: never
 -- settle   ARGV[3] grant, then for each take, in the same order, what was really used (of slots: any number)
 --          -> 1: settled now; 0: not known (settled before, forgotten, never granted)
 -- renew    ARGV[3] lease in microseconds, then up to 1000 grants
 --          -> for each grant 1: lives on; 0: not known
 --
--- Fields of the hash:  seen, ahead    the tenant's clock at the last change; how far it is ahead of Redis
+-- Fields of the hash   seen, ahead    the tenant's clock at the last change; how far it is ahead of Redis
 --                      until          when all of this may be forgotten, by the tenant's clock
 --                      r:FIELD        tat_us                   p:FIELD   slots held
 --                      d:FIELD        "period_end_us used"     m:FIELD   the same
---                      g:GRANT        msgpack: {is_live, then five for each take: kind, name, amount, kept, period_end_us}
+--                      g:GRANT        msgpack: {is_live, then four for each take: name, amount, kept, period_end_us}
 --
 -- For Redis 6.2 and later. The 1 in the keys is the version of this layout: gateways of two versions share no state.
--- Numbers are doubles here, whole and exact up to 2^53: microseconds until the year 2255.
+-- Numbers are doubles here, whole and exact up to 2^53: microseconds until the year 2255. `..` keeps only 14 digits of
+-- them, so what becomes text is formatted; arguments of redis.call have 17. No key may be evicted: a Redis that is full
+-- should refuse (maxmemory-policy noeviction, or a volatile one with room to spare).
 
 local REMEMBER, SLOT_WAIT, SWEEP = 3600e6, 1e6, 64 -- as in ledger.py
-local SLACK = 60e6 -- keys live that much longer than they have to
-local DAY = 86400e6
+local MINUTE, DAY = 60e6, 86400e6
 
-local call, floor, max = redis.call, math.floor, math.max
+local call, floor, max, sub = redis.call, math.floor, math.max, string.sub
 local state, due = KEYS[1], KEYS[2]
 
 local now = tonumber(ARGV[2])
@@ -36,19 +37,15 @@ if now == 0 then
     now = time[1] * 1e6 + time[2]
 end
 
-local function whole(number)
-    return string.format('%.0f', number)
-end
-
 -- The hash: read once, changed here, written at the end.
 
-local cells, changed, is_changed = {}, {}, false
+local cells, changed = {}, {}
 
 local function fetch(names)
     local values = call('HMGET', state, unpack(names))
-    for at, name in ipairs(names) do
-        if not changed[name] then
-            cells[name] = values[at]
+    for at = 1, #names do
+        if not changed[names[at]] then
+            cells[names[at]] = values[at]
         end
     end
 end
@@ -61,7 +58,7 @@ local function get(name)
 end
 
 local function put(name, value) -- false: gone
-    cells[name], changed[name], is_changed = value, true, true
+    cells[name], changed[name] = value, true
 end
 
 -- Days and months (day of the month: Howard Hinnant, "chrono-compatible low-level date algorithms").
@@ -75,7 +72,10 @@ local function day_of_month(days)
     return doy - floor((153 * month + 2) / 5) + 1
 end
 
-local function period_end(kind)
+local function period_end(kind) -- 0: it has no period
+    if kind == 'r' or kind == 'p' then
+        return 0
+    end
     local day = now - math.fmod(now, DAY)
     if kind == 'd' then
         return day + DAY
@@ -85,54 +85,56 @@ local function period_end(kind)
     return (later - day_of_month(later) + 1) * DAY
 end
 
--- The tenant's clock, and how long the keys live by it.
+-- The tenant's clock, and how long the keys live by it: whole minutes, so that few calls have to say so.
 
 fetch({'seen', 'ahead', 'until'})
 local ahead, forgotten = tonumber(cells['ahead'] or 0), tonumber(cells['until'] or 0)
+local known_until = forgotten
 local clock = now + ahead
 local behind = tonumber(cells['seen'] or 0) - clock
 if behind > 0 then
-    ahead, clock, forgotten = ahead + behind, clock + behind, forgotten + behind
-    put('ahead', whole(ahead))
+    clock, forgotten = clock + behind, forgotten + behind
+    put('ahead', ahead + behind)
 end
 
 local function keep_until(time)
-    forgotten = max(forgotten, time)
+    if time > forgotten then
+        forgotten = floor(time / MINUTE) * MINUTE + MINUTE
+    end
 end
 
--- Limits.
-
-local function tat_of(name)
-    return max(tonumber(get(name) or 0), clock)
+local function ttl_ms() -- a minute more than has to be
+    return floor((max(0, forgotten - clock) + MINUTE) / 1e3)
 end
 
-local function count_of(kind, name, ends)
+-- Limits. The level is what is taken of one now: microseconds, slots, tokens.
+
+local function level_of(kind, name, ends) -- nil: nothing known, of the period that ends then
     local value = get(name)
     if not value then
-        return 0
+        return nil
     elseif kind == 'p' then
         return tonumber(value)
+    elseif kind == 'r' then
+        return max(0, tonumber(value) - clock)
     end
     local its_end, used = string.match(value, '(%d+) (%d+)')
-    return tonumber(its_end) == ends and tonumber(used) or 0
+    return tonumber(its_end) == ends and tonumber(used) or nil
 end
 
-local function hold(name, slots)
-    local held = count_of('p', name) + slots
-    put(name, held > 0 and whole(held))
+local function set_level(kind, name, ends, level)
+    if kind == 'p' then
+        put(name, level > 0 and level)
+    elseif kind == 'r' then
+        put(name, level > 0 and clock + level)
+        keep_until(clock + level)
+    else
+        put(name, string.format('%.0f %.0f', ends, max(0, level)))
+        keep_until(clock + ends - now)
+    end
 end
 
-local function set_tat(name, tat)
-    put(name, tat > clock and whole(tat))
-    keep_until(tat)
-end
-
-local function set_used(name, ends, used)
-    put(name, whole(ends) .. ' ' .. whole(used))
-    keep_until(clock + ends - now)
-end
-
--- Grants. A record is {is_live, kind, name, amount, kept, ends, kind, ...}.
+-- Grants. A record is {is_live, name, amount, kept, ends, name, ...}.
 
 local function read(grant)
     local packed = get('g:' .. grant)
@@ -141,8 +143,9 @@ end
 
 local function lease(grant, record, expires)
     put('g:' .. grant, cmsgpack.pack(record))
-    call('ZADD', due, whole(expires), grant)
     keep_until(expires + (record[1] and REMEMBER or 0))
+    call('ZADD', due, expires, grant)
+    call('PEXPIRE', due, ttl_ms())
 end
 
 local function forget(grant)
@@ -150,41 +153,39 @@ local function forget(grant)
     call('ZREM', due, grant)
 end
 
-local function hold_all(record, sign)
-    for at = 2, #record, 5 do
-        if record[at] == 'p' then
-            hold(record[at + 1], sign * record[at + 2])
+local function hold(record, sign) -- its slots
+    for at = 2, #record, 4 do
+        local name = record[at]
+        if sub(name, 1, 1) == 'p' then
+            set_level('p', name, 0, (level_of('p', name) or 0) + sign * record[at + 1])
         end
     end
 end
 
 local function correct(record, at, final)
-    local kind, name, ends = record[at], record[at + 1], record[at + 4]
-    local delta = final - record[at + 2]
+    local name, ends = record[at], record[at + 3]
+    local kind = sub(name, 1, 1)
     if kind == 'p' then
         return
     end
-    record[at + 2] = final
-    if kind == 'r' then
-        set_tat(name, tat_of(name) + delta)
-    else
-        local value = get(name)
-        if value and tonumber(string.match(value, '%d+')) == ends then
-            set_used(name, ends, max(0, count_of(kind, name, ends) + delta))
-        end
+    local delta = final - record[at + 1]
+    record[at + 1] = final
+    local level = level_of(kind, name, ends)
+    if level or kind == 'r' then
+        set_level(kind, name, ends, (level or 0) + delta)
     end
 end
 
 local function sweep()
-    local swept = call('ZRANGEBYSCORE', due, '-inf', whole(clock), 'WITHSCORES', 'LIMIT', 0, SWEEP)
+    local swept = call('ZRANGEBYSCORE', due, '-inf', clock, 'WITHSCORES', 'LIMIT', 0, SWEEP)
     for at = 1, #swept, 2 do
         local grant, expires = swept[at], tonumber(swept[at + 1])
         local record = read(grant)
         if record and record[1] then
             record[1] = false
-            hold_all(record, -1)
-            for take = 2, #record, 5 do
-                correct(record, take, record[take + 3])
+            hold(record, -1)
+            for take = 2, #record, 4 do
+                correct(record, take, record[take + 2])
             end
             expires = expires + REMEMBER
         end
@@ -198,61 +199,51 @@ end
 
 -- Operations.
 
-local function wait_for(kind, name, amount, most, ends)
+local function wait_for(kind, ends, level, amount, most)
     if amount > most then
         return -1
-    elseif kind == 'r' then
-        return max(0, tat_of(name) - clock + amount - most)
-    elseif count_of(kind, name, ends) + amount <= most then
+    elseif level + amount <= most then
         return 0
+    elseif kind == 'r' then
+        return level + amount - most
     end
     return kind == 'p' and SLOT_WAIT or ends - now
 end
 
 local function reserve(grant, ttl)
     local names = {'g:' .. grant}
-    for at = 5, #ARGV, 5 do
-        names[#names + 1] = ARGV[at] .. ':' .. ARGV[at + 1]
+    for at = 5, #ARGV, 4 do
+        names[#names + 1] = ARGV[at]
     end
     fetch(names)
     local is_known, passes = get(names[1]), true
-    local record, waits, mosts = {true}, {}, {}
-    for take = 2, #names do
-        local at, name = take * 5 - 5, names[take]
-        local kind, amount, most = ARGV[at], tonumber(ARGV[at + 2]), tonumber(ARGV[at + 4])
-        local ends = (kind == 'd' or kind == 'm') and period_end(kind) or 0
-        local wait = is_known and 0 or wait_for(kind, name, amount, most, ends)
+    local record, levels, waits = {true}, {}, {}
+    for at = 5, #ARGV, 4 do
+        local name, amount = ARGV[at], tonumber(ARGV[at + 1])
+        local kind = sub(name, 1, 1)
+        local ends = period_end(kind)
+        local level = level_of(kind, name, ends) or 0
+        local wait = is_known and 0 or wait_for(kind, ends, level, amount, tonumber(ARGV[at + 3]))
         passes = passes and wait == 0
-        waits[take], mosts[take] = wait, most
-        for _, value in ipairs({kind, name, amount, tonumber(ARGV[at + 3]), ends}) do
-            record[#record + 1] = value
-        end
+        levels[at], waits[at] = level, wait
+        local into = at - 3
+        record[into], record[into + 1], record[into + 2], record[into + 3] = name, amount, tonumber(ARGV[at + 2]), ends
     end
+    local takes = passes and not is_known
     local reply = {}
-    for take = 2, #names do
-        local at, name = take * 5 - 8, names[take]
-        local kind, amount, ends = record[at], record[at + 2], record[at + 4]
-        local takes, left, reset = passes and not is_known, 0, 0
-        if kind == 'r' then
-            if takes then
-                set_tat(name, tat_of(name) + amount)
-            end
-            reset = tat_of(name) - clock
-            left = reset
-        else
-            if takes and kind == 'p' then
-                hold(name, amount)
-            elseif takes then
-                set_used(name, ends, count_of(kind, name, ends) + amount)
-            end
-            reset = kind == 'p' and 0 or ends - now
-            left = count_of(kind, name, ends)
+    for at = 5, #ARGV, 4 do
+        local name, ends, level = ARGV[at], record[at], levels[at]
+        local kind = sub(name, 1, 1)
+        if takes then
+            level = level + record[at - 2]
+            set_level(kind, name, ends, level)
         end
-        reply[#reply + 1] = max(0, mosts[take] - left)
-        reply[#reply + 1] = reset
-        reply[#reply + 1] = waits[take]
+        local last = #reply
+        reply[last + 1] = max(0, ARGV[at + 3] - level)
+        reply[last + 2] = kind == 'r' and level or max(0, ends - now)
+        reply[last + 3] = waits[at]
     end
-    if passes and not is_known then
+    if takes then
         lease(grant, record, clock + ttl)
     end
     return reply
@@ -264,10 +255,10 @@ local function settle(grant)
         return 0
     end
     if record[1] then
-        hold_all(record, -1)
+        hold(record, -1)
     end
-    for at = 2, #record, 5 do
-        correct(record, at, tonumber(ARGV[4 + (at - 2) / 5]))
+    for at = 2, #record, 4 do
+        correct(record, at, tonumber(ARGV[4 + (at - 2) / 4]))
     end
     forget(grant)
     return 1
@@ -280,7 +271,7 @@ local function renew(ttl)
         if record then
             if not record[1] then
                 record[1] = true
-                hold_all(record, 1)
+                hold(record, 1)
             end
             lease(ARGV[at], record, clock + ttl)
         end
@@ -290,7 +281,10 @@ local function renew(ttl)
 end
 
 local function write()
-    local set, gone = {'seen', whole(clock), 'until', whole(forgotten)}, {}
+    local set, gone = {'seen', clock}, {}
+    if forgotten ~= known_until then
+        put('until', forgotten)
+    end
     for name in pairs(changed) do
         if cells[name] then
             set[#set + 1] = name
@@ -303,9 +297,9 @@ local function write()
     if #gone > 0 then
         call('HDEL', state, unpack(gone))
     end
-    local ttl_ms = whole((max(forgotten, clock) - clock + SLACK) / 1e3)
-    call('PEXPIRE', state, ttl_ms)
-    call('PEXPIRE', due, ttl_ms)
+    if forgotten ~= known_until then
+        call('PEXPIRE', state, ttl_ms())
+    end
 end
 
 sweep()
@@ -317,7 +311,7 @@ elseif ARGV[1] == 'settle' then
 else
     reply = renew(tonumber(ARGV[3]))
 end
-if is_changed then
+if next(changed) then
     write()
 end
 return reply

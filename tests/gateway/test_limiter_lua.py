@@ -52,7 +52,7 @@ class InRedis:
 
 
 def written(take: Take) -> tuple[str | int, ...]:
-    return take.kind.value, take.field, take.amount, take.kept, take.most
+    return take.name, take.amount, take.kept, take.most
 
 
 @pytest.fixture
