@@ -1,0 +1,88 @@
+"""The arithmetic of limits, in whole microseconds: GCRA, days and months.
+
+A rate is a bucket that refills evenly. GCRA (ITU-T I.371, the generic cell rate algorithm) keeps one number of it: the
+theoretical arrival time `tat`, which is when the bucket would be full again. What is taken is time, too: `amount` is
+how long the rate needs to bring it.
+
+    level   tat - now, 0 at least: what is missing from a full bucket
+    passes  level + amount <= burst
+    then    tat = max(tat, now) + amount
+
+So within any time T no more than burst + T passes, wherever T begins: there are no windows, and no edges of them.
+Giving back moves `tat` towards the past. A `tat` that is past means a full bucket, never more than that.
+
+Tokens become microseconds by rounding up, microseconds tokens by rounding down: errors never admit more. A burst of n
+tokens is the most that is less than n + 1 tokens: so n takes of one pass although each of them was rounded up, and
+still no n + 1 do. (A rate beyond 60 million a minute is more than one token a microsecond: up to so many pass as one
+microsecond brings.)
+"""
+
+from datetime import UTC, datetime, timedelta
+
+MS_US = 1_000
+SECOND_US = 1_000_000
+MINUTE_US = 60 * SECOND_US
+HOUR_US = 60 * MINUTE_US
+DAY_US = 24 * HOUR_US
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+# Tokens and time.
+
+
+def amount_us(tokens: int, per_minute: int) -> int:
+    """Say how long a rate needs to bring so many tokens (or requests), rounded up."""
+    return -(-tokens * MINUTE_US // per_minute)
+
+
+def burst_us(tokens: int, per_minute: int) -> int:
+    """Say how much a bucket holds that lets a burst of so many tokens pass, and not one more."""
+    return max(amount_us(tokens, per_minute), amount_us(tokens + 1, per_minute) - 1)
+
+
+def tokens_in(us: int, per_minute: int) -> int:
+    """Count the whole tokens that a rate brings within so long."""
+    return us * per_minute // MINUTE_US
+
+
+def whole_ms(us: int) -> int:
+    """Turn a wait into milliseconds, rounded up: who comes back then is not too early."""
+    return -(-us // MS_US)
+
+
+def whole_seconds(us: int) -> int:
+    """Turn a wait into seconds, rounded up."""
+    return -(-us // SECOND_US)
+
+
+# A bucket.
+
+
+def level_us(tat_us: int, now_us: int) -> int:
+    """Say what is missing from a full bucket, which is how long it takes to be full again."""
+    return max(0, tat_us - now_us)
+
+
+def wait_us(tat_us: int, now_us: int, amount: int, burst: int) -> int:
+    """Say how long until an amount passes that is within the burst; 0: now."""
+    return max(0, level_us(tat_us, now_us) + amount - burst)
+
+
+def charge(tat_us: int, now_us: int, amount: int) -> int:
+    """Give the `tat` after an amount is taken, whether it passes or not; a negative one is given back."""
+    return tat_us + amount if amount < 0 else max(tat_us, now_us) + amount
+
+
+# Days and months, UTC.
+
+
+def day_end_us(now_us: int) -> int:
+    """Say when the day ends, as microseconds since 1970."""
+    return now_us - now_us % DAY_US + DAY_US
+
+
+def month_end_us(now_us: int) -> int:
+    """Say when the month ends, as microseconds since 1970."""
+    first = (EPOCH + timedelta(days=now_us // DAY_US)).replace(day=1)
+    return ((first + timedelta(days=31)).replace(day=1) - EPOCH).days * DAY_US

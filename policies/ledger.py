@@ -1,0 +1,385 @@
+"""Ledger: the limits of all tenants, in this process. `gateway/limiter.lua` is the same in Redis, rule by rule.
+
+    reserve -> refused: nothing is taken, of no limit
+            -> GRANTED -----------------------------> settle: what was really used is charged
+                       -> SWEPT (its lease expired) -> settle: the same, late
+                                                    -> renew: GRANTED again, it does run
+                                                    -> forgotten, an hour after its lease
+
+reserve  Before a request runs, takes are made of all limits that it falls under: all of them, or none. What it will
+         use is not known yet, so the amounts are estimates.
+settle   When it is over, however it ended, the difference between estimate and truth is charged or given back. More
+         than was estimated leaves a bucket in debt, and is right. A second settlement changes nothing, nor does a
+         second reservation under the same id: both may be sent again when an answer got lost.
+lease    A grant lives until it is settled or its lease expires, which whoever runs it renews. A gateway that is killed
+         renews nothing: its slots are free then, and of its charges stays what each take says (`kept`): that much
+         was surely used.
+sweep    Happens at the beginning of each call, for at most SWEEP grants: one call never pays for thousands.
+
+kinds    RATE is a bucket (`bucket.py`): amounts are microseconds. PARALLEL is a number of slots that grants hold.
+         DAY and MONTH are budgets: what is used and reserved within the period of UTC. A budget's settlement counts
+         in the period of the reservation, and is void when that has gone by.
+
+clock    `now_us` is microseconds since 1970 and may jump. Forward: buckets refill, leases expire. Backward: a tenant
+         has a clock of its own, `now + ahead`, that stands still instead, so that nobody is locked out for as long as
+         the jump was. Periods go by `now`: one that is not the one stored begins at 0.
+
+Never happens: a refusal that takes something; more than burst + T within any time T, counting what is taken less what
+is given back; a bucket fuller than full; a slot that is lost, or freed twice; a charge in a period of another grant.
+
+What is given back within T may have been taken before it, while the bucket refilled: who reserves far too much for
+long has that much ready for a second burst. What is really used since a bucket was full stays under burst + T.
+
+Memory: a tenant without grants whose buckets are full and whose budgets are unused is dropped. Each reservation looks
+at LOOKS tenants for that, so that they go faster than they come.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from heapq import heappop, heappush
+
+from policies import bucket
+
+REMEMBER_US = bucket.HOUR_US  # longer than any answer comes late
+SWEEP = 64  # grants swept by one call
+SLOT_WAIT_US = bucket.SECOND_US  # nobody knows when a slot will be free: ask again soon
+LOOKS = 2  # one would keep up with the tenants that come, two get ahead of them
+
+
+class Kind(Enum):
+    """What a limit limits; the value is its letter in Redis."""
+
+    RATE = "r"
+    PARALLEL = "p"
+    DAY = "d"
+    MONTH = "m"
+
+    def period_end_us(self, now_us: int) -> int:
+        """Say when a budget's period ends."""
+        return bucket.month_end_us(now_us) if self is Kind.MONTH else bucket.day_end_us(now_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """What a request takes of one limit. Each kind and field is taken once by a request."""
+
+    field: str
+    """The limit, unique within its tenant and kind: `tokens`, `tokens:llama`."""
+    kind: Kind
+    amount: int
+    """Microseconds of a rate (`bucket.amount_us`), slots (one), or whole tokens of a budget."""
+    kept: int
+    """What of it stays charged when nobody settles; up to `amount`. Slots are always freed."""
+    most: int
+    """The limit: a rate's burst in microseconds (`bucket.burst_us`), slots, or the budget."""
+
+    @property
+    def name(self) -> str:
+        """Give the limit's name, unique within its tenant."""
+        return f"{self.kind.value}:{self.field}"
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What a limit still allows, after what was taken if anything was."""
+
+    remaining: int
+    """Microseconds of a rate (`bucket.tokens_in`), slots, or tokens."""
+    reset_us: int
+    """Until a bucket is full, or a period ends; 0 for slots."""
+    wait_us: int | None
+    """0: passed. Else until the amount would pass, if nobody else comes; None: never, it is more than the limit."""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether this limit refused."""
+        return self.wait_us != 0
+
+
+def are_granted(allowances: Iterable[Allowance]) -> bool:
+    """Whether a reservation was granted that got this answer."""
+    return not any(allowance.is_refused for allowance in allowances)
+
+
+Budgets = Mapping[str, Mapping[str, Sequence[int]]]
+"""Tenant -> name of a budget -> when its period ends (microseconds since 1970), what is used. Plain, as JSON is."""
+
+
+@dataclass(slots=True)
+class _Charge:
+    """What a grant has taken of one limit."""
+
+    name: str
+    kind: Kind
+    amount: int
+    kept: int
+    period_end_us: int
+    """0 where there is none."""
+
+
+@dataclass(slots=True)
+class _Grant:
+    """A reservation that is not settled."""
+
+    charges: list[_Charge]
+    due_us: int
+    """When its lease expires; once swept, when it is forgotten. By the tenant's clock."""
+    is_live: bool = True
+
+
+@dataclass(slots=True)
+class _Account:
+    """All of one tenant. `clock_us` is the tenant's clock, `now_us` the world's."""
+
+    ahead_us: int = 0
+    """How far the tenant's clock is ahead of the world's."""
+    seen_us: int = 0
+    """The tenant's clock at the last change."""
+    tats: dict[str, int] = field(default_factory=dict)
+    held: dict[str, int] = field(default_factory=dict)
+    used: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Of budgets: the period's end, and what is used and reserved in it."""
+    grants: dict[str, _Grant] = field(default_factory=dict)
+    dues: list[tuple[int, str]] = field(default_factory=list)
+    """Heap of when grants are due, some stale."""
+
+    def enter(self, now_us: int) -> int:
+        """Begin a call: mind the clock, sweep; give the tenant's clock."""
+        clock_us = now_us + self.ahead_us
+        if clock_us < self.seen_us:
+            self.ahead_us += self.seen_us - clock_us
+            clock_us = self.seen_us
+        self._sweep(clock_us)
+        return clock_us
+
+    def is_idle(self, now_us: int) -> bool:
+        """Whether nothing would be lost with it."""
+        clock_us = max(now_us + self.ahead_us, self.seen_us)
+        return (
+            all(grant.due_us + REMEMBER_US * grant.is_live <= clock_us for grant in self.grants.values())
+            and all(tat_us <= clock_us for tat_us in self.tats.values())
+            and all(end_us <= now_us or not used for end_us, used in self.used.values())
+        )
+
+    # Limits.
+
+    def wait_us(self, take: Take, clock_us: int, now_us: int) -> int | None:
+        """Say how long until a take passes; None: never."""
+        if take.amount > take.most:
+            return None
+        if take.kind is Kind.RATE:
+            return bucket.wait_us(self.tats.get(take.name, clock_us), clock_us, take.amount, take.most)
+        if self._count(take, now_us) + take.amount <= take.most:
+            return 0
+        return SLOT_WAIT_US if take.kind is Kind.PARALLEL else take.kind.period_end_us(now_us) - now_us
+
+    def allowance(self, take: Take, clock_us: int, now_us: int, wait_us: int | None) -> Allowance:
+        """Say what a limit allows now."""
+        if take.kind is Kind.RATE:
+            level_us = bucket.level_us(self.tats.get(take.name, clock_us), clock_us)
+            return Allowance(max(0, take.most - level_us), level_us, wait_us)
+        reset_us = 0 if take.kind is Kind.PARALLEL else take.kind.period_end_us(now_us) - now_us
+        return Allowance(max(0, take.most - self._count(take, now_us)), reset_us, wait_us)
+
+    def _count(self, take: Take, now_us: int) -> int:
+        """Count the slots that are held, or what a budget's period has used."""
+        if take.kind is Kind.PARALLEL:
+            return self.held.get(take.name, 0)
+        end_us, used = self.used.get(take.name, (0, 0))
+        return used if end_us == take.kind.period_end_us(now_us) else 0
+
+    # Grants.
+
+    def grant(self, name: str, ttl_us: int, takes: Sequence[Take], clock_us: int, now_us: int) -> None:
+        """Take all takes under one name."""
+        charges = []
+        for take in takes:
+            end_us = 0
+            if take.kind is Kind.RATE:
+                self.tats[take.name] = bucket.charge(self.tats.get(take.name, clock_us), clock_us, take.amount)
+            elif take.kind is Kind.PARALLEL:
+                self._hold(take.name, take.amount)
+            else:
+                end_us = take.kind.period_end_us(now_us)
+                self.used[take.name] = end_us, self._count(take, now_us) + take.amount
+            charges.append(_Charge(take.name, take.kind, take.amount, take.kept, end_us))
+        self.grants[name] = _Grant(charges, 0)
+        self._lease(name, clock_us + ttl_us)
+        self.seen_us = clock_us
+
+    def settle(self, name: str, finals: Sequence[int], clock_us: int) -> bool:
+        """Charge what was really used, and forget the grant."""
+        grant = self.grants.pop(name, None)
+        if grant is None:
+            return False
+        if grant.is_live:
+            self._free(grant)
+        for charge, final in zip(grant.charges, finals, strict=True):
+            self._correct(charge, final, clock_us)
+        self.seen_us = clock_us
+        return True
+
+    def renew(self, name: str, ttl_us: int, clock_us: int) -> bool:
+        """Let a grant live on, or again."""
+        grant = self.grants.get(name)
+        if grant is None:
+            return False
+        if not grant.is_live:
+            grant.is_live = True
+            for charge in grant.charges:
+                if charge.kind is Kind.PARALLEL:
+                    self._hold(charge.name, charge.amount)
+        self._lease(name, clock_us + ttl_us)
+        self.seen_us = clock_us
+        return True
+
+    def _lease(self, name: str, due_us: int) -> None:
+        self.grants[name].due_us = due_us
+        heappush(self.dues, (due_us, name))
+
+    def _sweep(self, clock_us: int) -> None:
+        swept = 0
+        while self.dues and self.dues[0][0] <= clock_us and swept < SWEEP:
+            due_us, name = heappop(self.dues)
+            grant = self.grants.get(name)
+            if grant is None or grant.due_us != due_us:
+                continue
+            swept += 1
+            self.seen_us = clock_us
+            forgotten_us = due_us
+            if grant.is_live:
+                grant.is_live = False
+                self._free(grant)
+                for charge in grant.charges:
+                    self._correct(charge, charge.kept, clock_us)
+                forgotten_us += REMEMBER_US
+            if forgotten_us <= clock_us:
+                del self.grants[name]
+            else:
+                self._lease(name, forgotten_us)
+
+    def _correct(self, charge: _Charge, final: int, clock_us: int) -> None:
+        """Charge an amount in place of what is charged. Not of slots: those are held or not."""
+        if charge.kind is Kind.PARALLEL:
+            return
+        delta = final - charge.amount
+        charge.amount = final
+        if charge.kind is Kind.RATE:
+            tat_us = bucket.charge(self.tats.get(charge.name, clock_us), clock_us, delta)
+            self.tats[charge.name] = tat_us
+            if tat_us <= clock_us:
+                del self.tats[charge.name]
+            return
+        end_us, used = self.used.get(charge.name, (0, 0))
+        if end_us == charge.period_end_us:
+            self.used[charge.name] = end_us, max(0, used + delta)
+
+    def _free(self, grant: _Grant) -> None:
+        """Take a grant out of its slots."""
+        for charge in grant.charges:
+            if charge.kind is Kind.PARALLEL:
+                self._hold(charge.name, -charge.amount)
+
+    def _hold(self, name: str, slots: int) -> None:
+        self.held[name] = self.held.get(name, 0) + slots
+        if not self.held[name]:
+            del self.held[name]
+
+
+class Ledger:
+    """The limits of all tenants. Names of grants are unique within their tenant."""
+
+    def __init__(self) -> None:
+        self._accounts: OrderedDict[str, _Account] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def __repr__(self) -> str:
+        grants = sum(len(account.grants) for account in self._accounts.values())
+        return f"<Ledger {len(self)} tenants, {grants} grants>"
+
+    def reserve(
+        self, tenant: str, grant: str, ttl_us: int, takes: Sequence[Take], now_us: int
+    ) -> tuple[Allowance, ...]:
+        """Take all takes, or none; see `are_granted`.
+
+        Returns:
+            What each limit allows afterwards, in the order of the takes.
+        """
+        account = self._account(tenant)
+        clock_us = account.enter(now_us)
+        waits_us: list[int | None] = [0] * len(takes)
+        if grant not in account.grants:
+            waits_us = [account.wait_us(take, clock_us, now_us) for take in takes]
+            if not any(wait_us != 0 for wait_us in waits_us):
+                account.grant(grant, ttl_us, takes, clock_us, now_us)
+        answer = tuple(
+            account.allowance(take, clock_us, now_us, wait_us) for take, wait_us in zip(takes, waits_us, strict=True)
+        )
+        self._look(now_us)
+        return answer
+
+    def settle(self, tenant: str, grant: str, finals: Sequence[int], now_us: int) -> bool:
+        """Charge what was really used, in the order of the takes; what is said of slots is ignored.
+
+        Returns:
+            Whether the grant was known: not settled yet, nor forgotten.
+        """
+        account = self._accounts.get(tenant)
+        return account is not None and account.settle(grant, finals, account.enter(now_us))
+
+    def renew(self, tenant: str, grants: Sequence[str], ttl_us: int, now_us: int) -> tuple[bool, ...]:
+        """Let grants live on for so long; one that was swept has its slots again, whether there is room or not.
+
+        Returns:
+            Of each, whether it was known.
+        """
+        account = self._accounts.get(tenant)
+        if account is None:
+            return (False,) * len(grants)
+        clock_us = account.enter(now_us)
+        return tuple(account.renew(grant, ttl_us, clock_us) for grant in grants)
+
+    # Over a restart.
+
+    def budgets(self, now_us: int) -> dict[str, dict[str, list[int]]]:
+        """Give what is used of budgets, as plain data for `restore`; of grants that run, what they keep."""
+        plain: dict[str, dict[str, list[int]]] = {}
+        for tenant, account in self._accounts.items():
+            used = {name: [end_us, count] for name, (end_us, count) in account.used.items() if end_us > now_us}
+            for grant in account.grants.values():
+                for charge in grant.charges:
+                    if charge.name in used and used[charge.name][0] == charge.period_end_us:
+                        used[charge.name][1] -= charge.amount - charge.kept
+            if used:
+                plain[tenant] = used
+        return plain
+
+    def restore(self, budgets: Budgets, now_us: int) -> None:
+        """Add what `budgets` gave before a restart to what has been used since; once. Periods gone by are left out."""
+        for tenant, used in budgets.items():
+            for name, (end_us, count) in used.items():
+                if end_us > now_us:
+                    account = self._account(tenant)
+                    known_end_us, known = account.used.get(name, (0, 0))
+                    account.used[name] = end_us, count + (known if known_end_us == end_us else 0)
+
+    # Tenants.
+
+    def _account(self, tenant: str) -> _Account:
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = _Account()
+        return account
+
+    def _look(self, now_us: int) -> None:
+        """Drop those that are idle, of the next few."""
+        for _ in range(min(LOOKS, len(self))):
+            tenant = next(iter(self._accounts))
+            if self._accounts[tenant].is_idle(now_us):
+                del self._accounts[tenant]
+            else:
+                self._accounts.move_to_end(tenant)
