@@ -1,0 +1,136 @@
+"""Quotas: what a tenant may have, and what a request takes of it. Pure: between a configuration and the `Ledger`.
+
+A tenant has quotas over all models, and may have others for a model besides; a request takes of all that it falls
+under. Before it runs its size is an estimate (`Tariff.amounts` of the prompt and of the output that is set aside), and
+`takes` says what is reserved; when it is over `finals` says what it came to.
+
+tokens   are weighted: a prompt token that no cache had counts 1, a cached one and one of output what the tenant's
+         weights say. What is reserved takes nothing for cached: nobody knows yet.
+cost     is money in millionths: prices are per million tokens, so a token costs its price in those.
+a rate   never holds back a request for what is set aside for its output: if its prompt is within the burst, the
+         reservation is cut to it. What the answer comes to beyond is charged in the end, and others wait for it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from math import ceil
+from typing import NamedTuple
+
+from policies import bucket
+from policies.ledger import Kind, Take
+
+MICROS = 1_000_000
+
+
+class Unit(Enum):
+    """What a quota counts."""
+
+    REQUESTS = "requests"
+    TOKENS = "tokens"
+    SLOTS = "slots"
+    COST = "cost"
+
+
+class Amounts(NamedTuple):
+    """What a request comes to."""
+
+    requests: int
+    tokens: int
+    """Weighted."""
+    cost: int
+    """In millionths."""
+
+
+NOTHING = Amounts(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Tariff:
+    """What tokens count for, and what they cost per million."""
+
+    cached_weight: float = 1.0
+    output_weight: float = 1.0
+    input_price: float = 0.0
+    cached_price: float = 0.0
+    output_price: float = 0.0
+
+    def amounts(self, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> Amounts:
+        """Add up one request."""
+        uncached = prompt_tokens - cached_tokens
+        tokens = uncached + self.cached_weight * cached_tokens + self.output_weight * output_tokens
+        cost = self.input_price * uncached + self.cached_price * cached_tokens + self.output_price * output_tokens
+        return Amounts(1, ceil(tokens - 1e-9), ceil(cost - 1e-9))  # 0.1 has no exact double
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """One limit."""
+
+    name: str
+    """As the configuration calls it: `tokens_per_minute`."""
+    kind: Kind
+    unit: Unit
+    limit: int
+    """Per minute, per day or month, or at a time."""
+    burst: int = 0
+    """Of rates: how many may come at once."""
+    model: str = ""
+    """The only one that it is about; empty: all together."""
+
+    @property
+    def field(self) -> str:
+        """Name it among its tenant's limits of the same kind."""
+        return f"{self.unit.value}:{self.model}" if self.model else self.unit.value
+
+    def of(self, amounts: Amounts) -> int:
+        """Give what a request comes to in this unit."""
+        match self.unit:
+            case Unit.REQUESTS:
+                return amounts.requests
+            case Unit.TOKENS:
+                return amounts.tokens
+            case Unit.COST:
+                return amounts.cost
+            case Unit.SLOTS:
+                return 1
+
+    def take(self, estimate: Amounts, kept: Amounts, parts: int = 1) -> Take:
+        """Say what a request takes of it.
+
+        Args:
+            estimate: What it may come to.
+            kept: What stays charged of it if nobody ever tells what it came to.
+            parts: Gateways that have to do with a part of the limit each, because they cannot ask each other.
+        """
+        least, amount = self.of(kept), self.of(estimate)
+        if self.kind is not Kind.RATE:
+            return Take(self.field, self.kind, amount, least, max(1, self.limit // parts))
+        if least * parts <= self.burst:
+            amount = min(amount, max(least, self.burst // parts))
+        return Take(
+            self.field,
+            self.kind,
+            parts * bucket.amount_us(amount, self.limit),
+            parts * bucket.amount_us(least, self.limit),
+            bucket.burst_us(self.burst, self.limit),
+        )
+
+    def final(self, amounts: Amounts, parts: int = 1) -> int:
+        """Say what it came to, as the ledger counts it."""
+        amount = self.of(amounts)
+        return parts * bucket.amount_us(amount, self.limit) if self.kind is Kind.RATE else amount
+
+    def left(self, remaining: int, parts: int = 1) -> int:
+        """Say in its own unit what the ledger says is left."""
+        return bucket.tokens_in(remaining // parts, self.limit) if self.kind is Kind.RATE else remaining
+
+
+def takes(quotas: Sequence[Quota], estimate: Amounts, kept: Amounts, parts: int = 1) -> list[Take]:
+    """Say what a request takes of each."""
+    return [quota.take(estimate, kept, parts) for quota in quotas]
+
+
+def finals(quotas: Sequence[Quota], amounts: Amounts, parts: int = 1) -> list[int]:
+    """Say what it came to in each."""
+    return [quota.final(amounts, parts) for quota in quotas]
