@@ -30,6 +30,10 @@ class GatewayError(Exception):
         self.retry_after_s = retry_after_s
         self.allow: tuple[str, ...] = ()
         """The methods that would do, where this one does not."""
+        self.lines = b""
+        """Header lines that go along."""
+        self.is_final = False
+        """Whether coming again would not help."""
 
 
 class InternalError(GatewayError):
@@ -108,6 +112,28 @@ class HeadTooLarge(GatewayError):
     status, type, code = 431, "invalid_request_error", "header_too_large"
 
 
+class LimitReached(GatewayError):
+    """A tenant's own limit; without a time to come back, the request is larger than the limit."""
+
+    status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, lines: bytes = b"", retry_after_s: float | None = None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.lines = lines
+        self.is_final = retry_after_s is None
+
+
+class BudgetSpent(GatewayError):
+    """A tenant's budget is gone: coming again does not help before its period ends."""
+
+    status, type, code = 429, "insufficient_quota", "insufficient_quota"
+
+    def __init__(self, message: str, *, lines: bytes = b"") -> None:
+        super().__init__(message)
+        self.lines = lines
+        self.is_final = True
+
+
 class UpstreamFailed(GatewayError):
     """The engine failed before the first byte and retries are spent."""
 
@@ -142,6 +168,8 @@ def render(error: GatewayError) -> tuple[int, list[tuple[str, str]], bytes]:
     headers = [("content-type", "application/json")]
     if error.allow:
         headers.append(("allow", ", ".join(error.allow)))
+    if error.is_final:
+        headers.append(("x-should-retry", "false"))
     if error.retry_after_s is not None:
         wait_s = min(error.retry_after_s, MAX_RETRY_AFTER_S)
         headers.append(("retry-after", str(max(1, math.ceil(wait_s)))))

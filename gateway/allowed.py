@@ -1,0 +1,112 @@
+"""What limits say to a client: the x-ratelimit headers of an answer, and the refusal in words.
+
+Of several limits of a kind the one that leaves the least is told. Durations are written as Go does: `12ms`, `1s`,
+`6m0s`. A budget that is spent, and a request that is larger than its limit, are not to be tried again: the client is
+told so.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.errors import BudgetSpent, GatewayError, LimitReached
+from policies.bucket import DAY_US, SECOND_US, whole_ms
+from policies.ledger import Allowance, Kind, Take
+from policies.quotas import MICROS, Quota, Unit
+
+TOLD = (Unit.REQUESTS, Unit.TOKENS)
+
+WORDS = {
+    "requests_per_minute": "{} requests a minute",
+    "tokens_per_minute": "{} tokens a minute",
+    "parallel": "{} requests at a time",
+    "tokens_per_day": "{} tokens a day",
+    "tokens_per_month": "{} tokens a month",
+    "cost_per_day": "a cost of {} a day",
+    "cost_per_month": "a cost of {} a month",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What the headers of an answer say."""
+
+    lines: bytes = b""
+
+    @classmethod
+    def of(cls, quotas: Sequence[Quota], allowances: Sequence[Allowance], parts: int = 1) -> "Allowed":
+        """Sum up what limits allow."""
+        lines = b""
+        for unit in TOLD:
+            least: tuple[int, Quota, Allowance] | None = None
+            for quota, allowance in zip(quotas, allowances, strict=True):
+                if quota.kind is Kind.RATE and quota.unit is unit:
+                    left = quota.left(allowance.remaining, parts)
+                    if least is None or left < least[0]:
+                        least = left, quota, allowance
+            if least is not None:
+                left, quota, allowance = least
+                name = unit.value
+                lines += (
+                    f"x-ratelimit-limit-{name}: {quota.limit}\r\nx-ratelimit-remaining-{name}: {left}\r\n"
+                    f"x-ratelimit-reset-{name}: {duration(allowance.reset_us)}\r\n"
+                ).encode()
+        return cls(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A limit that does not let a request pass."""
+
+    quota: Quota
+    error: GatewayError
+
+
+def refusal_of(
+    tenant: str, quotas: Sequence[Quota], takes: Sequence[Take], allowances: Sequence[Allowance], parts: int = 1
+) -> Refused | None:
+    """Say which limit refuses, and for how long: the one that does so longest. None: none does."""
+    refusing = [
+        (float("inf") if allowance.wait_us is None else allowance.wait_us, at)
+        for at, allowance in enumerate(allowances)
+        if allowance.is_refused
+    ]
+    if not refusing:
+        return None
+    wait_us, at = max(refusing)
+    quota, take, allowance = quotas[at], takes[at], allowances[at]
+    told = f"{quota.limit / MICROS:,.2f}" if quota.unit is Unit.COST else f"{quota.limit:,}"
+    what = WORDS[quota.name].format(told) + (f" of the model {quota.model!r}" if quota.model else "")
+    words = f"tenant {tenant} may have {what} (a limit of this gateway, {quota.name})"
+    if quota.kind is Kind.RATE:
+        needed = quota.left(take.amount, parts)
+        if allowance.wait_us is None:
+            words += f"; this request needs about {needed:,}, and {quota.burst // parts:,} is the most that passes at once"
+        elif quota.unit is Unit.TOKENS:
+            words += f"; this request needs about {needed:,}, {quota.left(allowance.remaining, parts):,} are left"
+    if quota.kind in (Kind.DAY, Kind.MONTH):
+        words += f"; it begins anew in {span(allowance.reset_us)}"
+    lines = Allowed.of(quotas, allowances, parts).lines
+    retry_after_s = None if wait_us == float("inf") else wait_us / SECOND_US
+    if quota.kind in (Kind.DAY, Kind.MONTH):
+        return Refused(quota, BudgetSpent(words, lines=lines))
+    return Refused(quota, LimitReached(words, lines=lines, retry_after_s=retry_after_s))
+
+
+def duration(us: int) -> str:
+    """Write a time as Go does: 12ms, 1.5s, 6m0s, 1h0m3s."""
+    ms = whole_ms(us)
+    if ms < 1000:
+        return f"{ms}ms"
+    minutes, ms = divmod(ms, 60_000)
+    seconds = f"{ms / 1000:g}s"
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes}m{seconds}"
+    return f"{minutes}m{seconds}" if minutes else seconds
+
+
+def span(us: int) -> str:
+    """Write a long time for people."""
+    days, rest = divmod(us, DAY_US)
+    hours = -(-rest // (3600 * SECOND_US))
+    return f"{days} days and {hours} hours" if days else f"{hours} hours"
