@@ -30,6 +30,10 @@ class Trace:
     first_token_at: float | None = None
     last_byte_at: float | None = None
     prompt_tokens: int = 0
+    counted_tokens: int = 0
+    """Of output, as they were seen to pass: all that is known where the engine does not tell."""
+    limit_lines: bytes = b""
+    """x-ratelimit headers of its answer."""
     usage: Usage | None = None
     status: int = 0
     code: str | None = None

@@ -1,4 +1,5 @@
 """OutputHabits: how long answers are, by tenant and model: what is expected of the next one, and what it may come to.
+PromptHabits: how many tokens the bytes of prompts make, for when nobody has counted them yet.
 
 The mean is a moving average, of the first answers a plain one. The 90th percentile follows each answer by a step in the
 logarithm, up nine times as far as down, and so settles where one in ten is longer; no answers are kept. Bounded: the
@@ -39,6 +40,36 @@ class OutputHabits:
         mean += max(PACE, 1 / seen) * (output_tokens - mean)
         p90 = max(1.0, p90 * exp(max(STRIDE, 1 / seen) * (0.9 if output_tokens > p90 else -0.1)))
         self._seen[tenant, model] = (mean, p90, seen)
+        self._seen.move_to_end((tenant, model))
+        if len(self._seen) > self._most:
+            self._seen.popitem(last=False)
+
+
+TOKENS_A_BYTE = 0.25  # English, in most vocabularies
+MOST_A_BYTE = 1.0  # vocabularies have a token for each byte at the worst
+
+
+class PromptHabits:
+    """Tokens per byte of a body, by tenant and model."""
+
+    def __init__(self, most: int = MAX_PAIRS) -> None:
+        self._most = most
+        self._seen: OrderedDict[tuple[str, str], float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def expected_tokens(self, tenant: str, model: str, length: int) -> int:
+        """Expect so many of so many bytes."""
+        return round(self._seen.get((tenant, model), TOKENS_A_BYTE) * length)
+
+    def learn(self, tenant: str, model: str, length: int, prompt_tokens: int) -> None:
+        """Note how many a body of so many bytes had."""
+        if length <= 0:
+            return
+        share = min(MOST_A_BYTE, prompt_tokens / length)
+        known = self._seen.get((tenant, model))
+        self._seen[tenant, model] = share if known is None else known + PACE * (share - known)
         self._seen.move_to_end((tenant, model))
         if len(self._seen) > self._most:
             self._seen.popitem(last=False)

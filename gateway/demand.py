@@ -1,0 +1,108 @@
+"""Demand: what a request may come to, guessed before any work is spent on it, and what it came to.
+
+The guess is from bytes: tokens per byte as this tenant's prompts of this model had them, and output as its answers
+were, within what it allows itself. Pictures and sound are no text, and are left out; the settlement has them.
+
+What is charged in the end, by how the request ended:
+
+    served                       what the engine says was used, else what is known without it
+    its client left              the same, of what came until then; before it was sent to an engine only the request
+    the client's mistake         the request
+    an engine's, or no room      nothing
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from gateway.exchange import Exchange
+from gateway.tenancy import PricesConfig
+from gateway.tenants import Tenant
+from gateway.trace import Trace
+from gateway.usage import used
+from policies.learned import OutputHabits, PromptHabits
+from policies.quotas import NOTHING, Amounts, Tariff
+from policies.record import Outcome
+
+REQUEST_ONLY = Amounts(1, 0, 0)
+MAX_TARIFFS = 10_000
+MEDIA = b";base64,", b'"input_audio"'
+
+
+class Demand:
+    """Guesses and adds up.
+
+    Args:
+        prices: By model.
+        outputs: How long answers are; what is learned elsewhere counts here.
+    """
+
+    def __init__(self, prices: Mapping[str, PricesConfig], outputs: OutputHabits) -> None:
+        self._prices = prices
+        self._outputs = outputs
+        self._prompts = PromptHabits()
+        self._tariffs: OrderedDict[tuple[str, str], tuple[Tenant, Tariff]] = OrderedDict()
+
+    def guess(self, exchange: Exchange, model: str) -> tuple[Amounts, Amounts]:
+        """Say what a request may come to, and what of it stays if nobody ever tells: its prompt."""
+        tenant, call = exchange.tenant, exchange.call
+        tariff = self.tariff(tenant, model)
+        prompt_tokens = 0
+        if exchange.route.prefills and not exchange.route.is_multipart:
+            prompt_tokens = self._prompts.expected_tokens(tenant.name, model, text_bytes(exchange.body))
+        output_tokens = 0
+        if exchange.route.generates:
+            most = 1 << 31 if call.max_tokens is None else call.max_tokens
+            output_tokens = self._outputs.allowed_tokens(tenant.name, model, most) * call.choices
+            if tenant.max_reserved_output_tokens is not None:
+                output_tokens = min(output_tokens, tenant.max_reserved_output_tokens)
+        return tariff.amounts(prompt_tokens, 0, output_tokens), tariff.amounts(prompt_tokens, 0, 0)
+
+    def came_to(self, tenant: Tenant, trace: Trace) -> Amounts:
+        """Say what an ended request is charged."""
+        match trace.outcome:
+            case Outcome.REFUSED | Outcome.FAILED:
+                return NOTHING
+            case Outcome.CLIENT_ERROR:
+                return REQUEST_ONLY
+            case Outcome.DISCONNECTED if not trace.tries:
+                return REQUEST_ONLY
+        its = used(trace.usage, prompt_tokens=trace.prompt_tokens, counted_tokens=trace.counted_tokens)
+        cached = its.cached_tokens
+        if trace.choice is not None and (trace.usage is None or trace.usage.cached_tokens is None):
+            cached = min(its.prompt_tokens, trace.choice.cached_tokens or 0)  # the engine does not tell
+        return self.tariff(tenant, trace.model).amounts(its.prompt_tokens, cached, its.output_tokens)
+
+    def learn(self, exchange: Exchange, length: int, prompt_tokens: int) -> None:
+        """Note how many tokens a prompt had of whose text so many bytes came."""
+        self._prompts.learn(exchange.tenant.name, exchange.inference.model, length, prompt_tokens)
+
+    def tariff(self, tenant: Tenant, model: str) -> Tariff:
+        """Give what a tenant's tokens of a model count for, and what they cost."""
+        known = self._tariffs.get((tenant.name, model))
+        if known is None or known[0] is not tenant:
+            weights, prices = tenant.token_weights, self._prices.get(model)
+            tariff = Tariff(weights.cached, weights.output)
+            if prices is not None:
+                cached = prices.input if prices.cached is None else prices.cached
+                tariff = Tariff(weights.cached, weights.output, prices.input, cached, prices.output)
+            known = self._tariffs[tenant.name, model] = tenant, tariff
+            if len(self._tariffs) > MAX_TARIFFS:
+                self._tariffs.popitem(last=False)
+        return known[1]
+
+
+def text_bytes(body: bytes) -> int:
+    """Count the bytes of a body that may be text: without pictures and sound in base64."""
+    length = len(body)
+    for mark in MEDIA:
+        place = body.find(mark)
+        while place >= 0:
+            begin = place + len(mark)
+            if mark is MEDIA[1]:
+                begin = body.find(b'"data"', begin) + 8  # and the quote that opens its value, more or less
+            end = body.find(b'"', begin)
+            if begin < place or end < 0:
+                break
+            length -= end - begin
+            place = body.find(mark, end)
+    return max(0, length)
