@@ -39,7 +39,7 @@ from policies.lines import Line
 from policies.nearest import OVERDUE, nearest
 from policies.placing import place
 from policies.policy import Choice, Policy, Reason
-from policies.pools import Standing, is_full, may_take
+from policies.pools import Standing, is_able, is_full, may_take
 from policies.request import InferenceRequest
 from policies.tickets import CLASSES, Offered, Refusal, ServiceClass, State, Ticket
 from policies.waits import Errors
@@ -253,7 +253,7 @@ class AdmissionQueue:
     def _may_take(self, endpoint: Endpoint, request: InferenceRequest) -> bool:
         """Whether an endpoint serves a request; its context must do, unless none in the pool would."""
         return may_take(endpoint, request) or (
-            request.model in endpoint.models and not any(may_take(each, request) for each in self._pool.endpoints)
+            is_able(endpoint, request) and not any(may_take(each, request) for each in self._pool.endpoints)
         )
 
     def _reserved(self, now: float) -> tuple[Endpoint, Ticket] | None:
