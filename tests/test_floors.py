@@ -26,6 +26,7 @@ LEVELS = (
         "unpack",
         "routes",
         "usage",
+        "salt",
         "splice",
         "trace",
         "metrics",
@@ -35,7 +36,8 @@ LEVELS = (
     (
         "openai + forms",
         "tokens.*",
-        "sse",
+        "sse + deltas",
+        "plain",
         "headers",
         "client",
         "upstream + connection + failures",
@@ -74,6 +76,8 @@ MAY_KNOW = {
     "models": {"fleet", "tenants"},
     "kvstream": {"engines.kvsources"},
     "trace": {"usage"},
+    "deltas": {"tokens"},
+    "plain": {"tokens"},
     "engines.adapter": {"config"},
 }
 """The few that may import a module of their own level."""
