@@ -26,31 +26,23 @@ WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Allowed:
-    """What the headers of an answer say."""
-
-    lines: bytes = b""
-
-    @classmethod
-    def of(cls, quotas: Sequence[Quota], allowances: Sequence[Allowance], parts: int = 1) -> "Allowed":
-        """Sum up what limits allow."""
-        lines = b""
-        for unit in TOLD:
-            least: tuple[int, Quota, Allowance] | None = None
-            for quota, allowance in zip(quotas, allowances, strict=True):
-                if quota.kind is Kind.RATE and quota.unit is unit:
-                    left = quota.left(allowance.remaining, parts)
-                    if least is None or left < least[0]:
-                        least = left, quota, allowance
-            if least is not None:
-                left, quota, allowance = least
-                name = unit.value
-                lines += (
-                    f"x-ratelimit-limit-{name}: {quota.limit}\r\nx-ratelimit-remaining-{name}: {left}\r\n"
-                    f"x-ratelimit-reset-{name}: {duration(allowance.reset_us)}\r\n"
-                ).encode()
-        return cls(lines)
+def lines_of(quotas: Sequence[Quota], allowances: Sequence[Allowance], parts: int = 1) -> bytes:
+    """Give the headers that say what limits allow."""
+    lines = ""
+    for unit in TOLD:
+        rates = [
+            (quota.left(allowance.remaining, parts), at)
+            for at, (quota, allowance) in enumerate(zip(quotas, allowances, strict=True))
+            if quota.kind is Kind.RATE and quota.unit is unit
+        ]
+        if rates:
+            left, at = min(rates)
+            name, reset = unit.value, duration(allowances[at].reset_us)
+            lines += (
+                f"x-ratelimit-limit-{name}: {quotas[at].limit}\r\nx-ratelimit-remaining-{name}: {left}\r\n"
+                f"x-ratelimit-reset-{name}: {reset}\r\n"
+            )
+    return lines.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +77,7 @@ def refusal_of(
             words += f"; this request needs about {needed:,}, {quota.left(allowance.remaining, parts):,} are left"
     if quota.kind in (Kind.DAY, Kind.MONTH):
         words += f"; it begins anew in {span(allowance.reset_us)}"
-    lines = Allowed.of(quotas, allowances, parts).lines
+    lines = lines_of(quotas, allowances, parts)
     retry_after_s = None if wait_us == float("inf") else wait_us / SECOND_US
     if quota.kind in (Kind.DAY, Kind.MONTH):
         return Refused(quota, BudgetSpent(words, lines=lines))

@@ -117,6 +117,9 @@ class Gateway:
         tenants = Tenants(has_keys=config.has_keys)
         self._tenant_watch = TenantWatch(tenants, tenant_sources(config, file), config)
         self._tenant_watch.show(self.metrics)
+        self._line = self._open_line(config.redis)
+        self.limiter = Limiter(self.metrics, lambda: time.time_ns() // 1000, self._line)
+        habits = OutputHabits()
         self.readers = Readers(config.models, Questions(self.fleet, self._session, self._clock))
         self.proxy = Proxy(
             fleet=self.fleet,
@@ -124,7 +127,9 @@ class Gateway:
             upstream=self.upstream,
             stored=StoredResponses(Homes(), self.fleet, tenants, self.upstream),
             models=Models(self.fleet, config.aliases(), int(time.time())),
-            intake=Intake(self.fleet, self.readers.of, classes, config.routing.session_header),
+            intake=Intake(self.fleet, self.readers.of, classes, config.routing.session_header, habits),
+            demand=Demand(config.prices(), habits),
+            limiter=self.limiter,
             gate=self.gate,
             keepalive_s=config.admission.keepalive_s,
             metrics=self.metrics,

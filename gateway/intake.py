@@ -42,6 +42,7 @@ class Intake:
 
     Args:
         reader_of: Gives the reader of a model by its own name.
+        habits: How long answers are; it learns.
         session_header: Names a session, in lower case; None where no header does.
         secret_of: Gives the secret by which a tenant's caches are kept apart; None where they are shared.
     """
@@ -52,6 +53,7 @@ class Intake:
         reader_of: Callable[[str], PromptReader],
         classes: Classes,
         session_header: str | None,
+        habits: OutputHabits,
         secret_of: Callable[[Tenant], bytes | None] = lambda tenant: None,
     ) -> None:
         self._fleet = fleet
@@ -59,7 +61,7 @@ class Intake:
         self._classes = classes
         self._session_header = session_header
         self._secret_of = secret_of
-        self._habits = OutputHabits()
+        self._habits = habits
 
     async def read(self, exchange: Exchange, facts: ModelFacts, headers: Mapping[str, str], trace: Trace) -> Standing:
         """Complete the exchange's inference request, and find the pools that it belongs to.

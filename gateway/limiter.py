@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from itertools import count
 
-from gateway.allowed import Allowed, refusal_of
+from gateway.allowed import lines_of, refusal_of
 from gateway.errors import Overloaded
 from gateway.metrics import Metrics
 from gateway.redisline import Line
@@ -63,7 +63,7 @@ GATEWAYS_KEY = "kvlane:1:gateways"
 class Grant:
     """What one request has reserved; settled once, whatever happens."""
 
-    __slots__ = ("_settle", "allowed", "id", "is_local", "parts", "quotas", "takes", "tenant")
+    __slots__ = ("_settle", "id", "lines", "parts", "quotas", "takes", "tenant")
 
     def __init__(
         self,
@@ -75,16 +75,15 @@ class Grant:
         takes: Sequence[Take] = (),
         allowances: Sequence[Allowance] = (),
         parts: int = 1,
-        is_local: bool = False,
     ) -> None:
         self._settle = settle
         self.tenant = tenant
         self.id = id
         self.quotas = quotas
         self.takes = takes
-        self.allowed = Allowed.of(quotas, allowances, parts)
+        self.lines = lines_of(quotas, allowances, parts)
+        """x-ratelimit headers."""
         self.parts = parts
-        self.is_local = is_local
 
     def settle(self, amounts: Amounts) -> None:
         """Charge what it came to, and free its slot; the first time only."""
@@ -185,7 +184,9 @@ class Limiter:
 
     async def look(self, tenant: Tenant) -> list[tuple[Quota, Allowance]]:
         """Say what a tenant's limits allow now, those of models included; what cannot be known is left out."""
-        quotas = [*self.quotas_of(tenant, ""), *(each for name in tenant.limits_by_model for each in _of_model(tenant, name))]
+        quotas = list(self.quotas_of(tenant, ""))
+        for model in tenant.limits_by_model:
+            quotas += _of_model(tenant, model)
         nothing = [Take(quota.field, quota.kind, 0, 0, quota.take(NOTHING, NOTHING).most) for quota in quotas]
         id = f"{self._prefix}{next(self._numbers):x}"
         allowances: Sequence[Allowance] | None
@@ -255,7 +256,6 @@ class Limiter:
             takes=wanted,
             allowances=allowances,
             parts=parts,
-            is_local=is_local,
         )
         if not is_local:
             self._running.setdefault(tenant, {})[id] = grant

@@ -170,6 +170,12 @@ class Metrics:
             "Requests told no for want of room: queue_full, queue_wait, deadline, shed, expired.",
             ("pool", "class", "reason"),
         )
+        self.limit_refusals = self._counter(
+            "kvlane_limit_refusals_total", "Requests that a tenant's own limit did not let pass.", ("tenant", "limit")
+        )
+        self.settlements_lost = self._counter(
+            "kvlane_limiter_lost_total", "Settlements that Redis will never hear of: it was away for too long.", ()
+        )
         self.prompt_tokens = self._counter(
             "kvlane_prompt_tokens_total", "Prompt tokens of answered requests.", ("model", "tenant")
         )

@@ -2,13 +2,15 @@
 
     head     known path? whose key? how long?            404, 405, 401, 413
     body     read, bounded; parsed once                  408, 413, 400
-    read     may the tenant use the model? how long is the prompt, and what does it begin with? which pool?
-                                                         403, 404, 503, 400
+    limits   may the tenant use the model? what it may come to is reserved before any work is spent on it
+                                                         403, 404, 429, 503
+    read     how long is the prompt, and what does it begin with? which pool?
+                                                         400, 503
     try      choose and charge, send, wait for the first event or the whole JSON
              not me, not now: elsewhere, within tries, deadline and retry budget
              nobody left: the last engine's own answer   502, 503, 504
     relay    bytes pass; what breaks now ends the stream with an error event
-    settle   the lease is given back, the trace becomes a record, a metric and a log line
+    settle   the lease is given back, what was used is charged, the trace becomes a record, a metric and a log line
 
 Everything borrowed is given back by leaving a `with`, whichever way: a client that goes away cancels this coroutine,
 and the engine's connection is closed in the same tick.
@@ -26,6 +28,7 @@ from gateway import openai
 from gateway.attempt import Failure, ask, judge
 from gateway.client import ClientAnswer
 from gateway.connection import Stalled
+from gateway.demand import Demand
 from gateway.errors import GatewayError, InternalError, MethodNotAllowed, NotFound, Overloaded
 from gateway.exchange import Exchange, check_length, read_body
 from gateway.failures import failure_of
@@ -41,6 +44,7 @@ from gateway.headers import (
 )
 from gateway.intake import Intake
 from gateway.lease import Lease
+from gateway.limiter import Limiter
 from gateway.members import Member
 from gateway.metrics import Metrics
 from gateway.models import Models
@@ -50,7 +54,7 @@ from gateway.routes import ENGINE_ROUTES, MODELS_PATH, STORED_RESPONSE, STORED_R
 from gateway.sections import Listen, Retries, Timeouts
 from gateway.stored import STORED_ROUTE, StoredResponses
 from gateway.tenants import Tenant, Tenants
-from gateway.trace import Trace, id_line, kvlane_lines
+from gateway.trace import Trace, kvlane_lines, own_lines
 from gateway.upstream import Upstream
 from policies.endpoint import Endpoint
 from policies.pools import Standing
@@ -78,6 +82,8 @@ class Proxy:
         stored: StoredResponses,
         models: Models,
         intake: Intake,
+        demand: Demand,
+        limiter: Limiter,
         gate: Gate,
         keepalive_s: float | None,
         metrics: Metrics,
@@ -94,6 +100,8 @@ class Proxy:
         self._stored = stored
         self._models = models
         self._intake = intake
+        self._demand = demand
+        self._limiter = limiter
         self._gate = gate
         self._keepalive_s = keepalive_s
         self._metrics = metrics
@@ -127,9 +135,10 @@ class Proxy:
             return await self._serve(request, path, client, trace)
         except GatewayError as error:
             trace.code = error.code
+            trace.limit_lines = error.lines or trace.limit_lines
             if client.is_pinged:
                 trace.outcome = outcome_of(error.status)
-            return client.refuse(error, id_line(trace))
+            return client.refuse(error, own_lines(trace))
         except (asyncio.CancelledError, ConnectionError) as gone:
             client.status = CLIENT_LEFT
             if isinstance(gone, ConnectionError):  # while its body was read
@@ -141,7 +150,7 @@ class Proxy:
                 return client.sever()
             trace.code = InternalError.code
             fault = InternalError("the gateway failed on this request; its log says why")
-            return client.refuse(fault, id_line(trace))
+            return client.refuse(fault, own_lines(trace))
         finally:
             self.active -= 1
             if not self.active:
@@ -161,13 +170,14 @@ class Proxy:
         if is_models:
             check_method(request.method, ("GET", "HEAD"))
             trace.outcome = Outcome.OK
-            return client.reply(200, JSON + id_line(trace), self._models.answer(path, tenant))
+            return client.reply(200, JSON + own_lines(trace), self._models.answer(path, tenant))
         check_method(request.method, ("POST",) if stored is None else STORED_RESPONSE_METHODS[stored["rest"]])
         check_length(request, self._listen.max_body_bytes)
         client.go_on()
         body = await read_body(request, self._listen.max_body_bytes, self._listen.body_timeout_s)
         if stored is not None:
             exchange = self._exchange(request, STORED_ROUTE, body, Call(""), tenant, trace)
+            await self._reserve(exchange, "", trace)
             holder = await self._stored.holder_of(stored["id"], exchange)
             if holder is None:
                 raise NotFound(f"there is no response {stored['id']!r}")
@@ -183,6 +193,7 @@ class Proxy:
         facts = self._fleet.facts(model)
         trace.model = model
         self._budget.note_request(trace.arrived_at)
+        await self._reserve(exchange, model, trace)
         standing = await self._intake.read(exchange, facts, request.headers, trace)
         if call.previous_response_id is not None:
             holder = await self._stored.holder_of(call.previous_response_id, exchange)
@@ -231,7 +242,7 @@ class Proxy:
         timers: list[asyncio.TimerHandle] = []
 
         def ping() -> None:
-            client.ping(EVENT_STREAM_LINES + id_line(trace))
+            client.ping(EVENT_STREAM_LINES + own_lines(trace))
             timers[:] = [loop.call_later(every_s, ping)]
 
         timers.append(loop.call_later(every_s, ping))
@@ -288,7 +299,7 @@ class Proxy:
         """Hand a good answer over."""
         lease.served()
         is_stream = answer.kind is AnswerKind.EVENTS
-        lines = lines_to_client(answer.head.headers, answer.head.connection, is_stream=is_stream) + id_line(trace)
+        lines = lines_to_client(answer.head.headers, answer.head.connection, is_stream=is_stream) + own_lines(trace)
         if answer.encoding:
             lines += b"content-encoding: %b\r\n" % answer.encoding
         if exchange.tenant.kvlane_headers:
@@ -299,7 +310,7 @@ class Proxy:
             answer.deliver(client, lines, self._timeouts.idle_s)
             response = await answer.relayed()
         finally:
-            trace.usage = answer.usage
+            trace.usage, trace.counted_tokens = answer.usage, answer.counted_tokens
             trace.first_token_at = answer.first_token_at
             trace.last_byte_at = answer.last_byte_at
             if answer.response_id is not None:
@@ -317,6 +328,8 @@ class Proxy:
             if answer.usage is not None:
                 lease.used(answer.usage, is_timely=not answer.was_paused)
                 self._intake.learn(exchange, answer.usage)
+            if (answer.usage is None or answer.usage.output_tokens is None) and not is_stream:
+                trace.counted_tokens = await self._intake.count(exchange, answer)
         return response
 
     def _give_up(self, failure: Failure, client: ClientAnswer, trace: Trace) -> StreamResponse:
@@ -326,7 +339,7 @@ class Proxy:
             raise failure_of(failure.error)
         if client.is_pinged:
             trace.outcome = outcome_of(failure.answer.status)
-        return client.reply(failure.answer.status, failure.lines + id_line(trace), failure.answer.body)
+        return client.reply(failure.answer.status, failure.lines + own_lines(trace), failure.answer.body)
 
     # Small parts.
 
@@ -360,10 +373,19 @@ class Proxy:
             return client.reply(503, JSON, b'{"status":"no endpoint is ready"}')
         return client.reply(200, JSON, b'{"status":"ready"}')
 
+    async def _reserve(self, exchange: Exchange, model: str, trace: Trace) -> None:
+        """Reserve what a request may come to; `_settle` says what it came to, whatever happens."""
+        tenant = exchange.tenant
+        grant = await self._limiter.reserve(tenant, model, *self._demand.guess(exchange, model))
+        trace.limit_lines = grant.lines
+        trace.on_end = lambda: grant.settle(self._demand.came_to(tenant, trace))
+
     def _settle(self, trace: Trace, client: ClientAnswer) -> None:
         trace.status = client.status
         if trace.outcome is Outcome.DISCONNECTED and client.status:
             trace.outcome = outcome_of(client.status)
+        if trace.on_end is not None:
+            trace.on_end()
         self._on_record(trace.finish(self._clock()))
 
 

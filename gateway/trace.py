@@ -4,6 +4,7 @@ A Trace collects facts and times while a request lives; `finish` makes the recor
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.usage import Usage
@@ -37,6 +38,8 @@ class Trace:
     usage: Usage | None = None
     status: int = 0
     code: str | None = None
+    on_end: Callable[[], None] | None = None
+    """Called once it is known how it ended."""
     outcome: Outcome = Outcome.DISCONNECTED
     """Until something else is known: a request that ends without a word has lost its client."""
 
@@ -44,6 +47,8 @@ class Trace:
         """Make the record of a request that has ended."""
         usage = self.usage
         output_tokens = usage.output_tokens if usage is not None else None
+        if output_tokens is None:
+            output_tokens = self.counted_tokens or None
         prompt_tokens = usage.prompt_tokens if usage is not None else None
         ttft_s = tpot_s = None
         if self.is_stream and self.first_token_at is not None:
@@ -75,9 +80,9 @@ class Trace:
         )
 
 
-def id_line(trace: Trace) -> bytes:
-    """Give the header that names the request."""
-    return b"x-request-id: %b\r\n" % trace.id.encode()
+def own_lines(trace: Trace) -> bytes:
+    """Give the headers that every answer has: the request's name, and what its tenant's limits allow."""
+    return b"x-request-id: %b\r\n%b" % (trace.id.encode(), trace.limit_lines)
 
 
 def _as_told(choice: Choice, own_tokens: int) -> Choice:
