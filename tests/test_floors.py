@@ -41,7 +41,6 @@ LEVELS = (
         "upstream + connection + failures",
         "fleet + lease + members",
         "tenants",
-        "sources",
         "keys",
         "homes",
         "accesslog",
@@ -49,6 +48,7 @@ LEVELS = (
         "discovery.*",
         "models",
         "kvstream",
+        "redisline + redislink + rediswire",
     ),
     # 2: bring two or three of them together
     (
@@ -58,6 +58,8 @@ LEVELS = (
         "kvevents + told",
         "gate",
         "classes",
+        "sharedredis",
+        "sources",
     ),
     ("guard", "tenantwatch", "keystores", "gauges"),
     ("admin",),
@@ -86,7 +88,8 @@ IMPURE = {"asyncio", "aiohttp", "redis", "opentelemetry", "logging", "time", "os
 ONLY_IN = {
     "prometheus_client": {"gateway.metrics"},
     "pydantic": {"gateway.config", "gateway.sections", "gateway.tenancy"},
-    "redis": {"gateway.limiter", "gateway.peers", "gateway.tenants"},
+    "hiredis": {"gateway.rediswire"},
+    "redis": set[str](),  # for tests only
     "tokenizers": {"gateway.tokens.loading", "gateway.tokens.checks"},
     "huggingface_hub": {"gateway.tokens.loading"},
     "fastokens": {"gateway.tokens.checks"},
