@@ -1,16 +1,21 @@
 """The admin listener: what operators see. Never on the API's port, never reachable with a tenant's key (`guard.py`)."""
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.errors import error_body
 from gateway.fleet import Fleet
 from gateway.guard import Guard
 from gateway.members import Member
 from gateway.metrics import Metrics
+
+log = logging.getLogger(__name__)
+log.addFilter(lambda record: not is_malformed(record))
 
 CHALLENGE = {"www-authenticate": 'Basic realm="kvlane admin", charset="UTF-8"'}  # so that browsers ask for the key
 
@@ -54,6 +59,11 @@ def admin_app(fleet: Fleet, metrics: Metrics, clock: Callable[[], float], guard:
     app.router.add_get("/healthz", health)
     app.router.add_route("*", "/{path:.*}", unknown)
     return app
+
+
+def is_malformed(record: logging.LogRecord) -> bool:
+    """Whether a log record is about a request that cannot be read: it quotes the request, and so perhaps a key."""
+    return record.exc_info is not None and isinstance(record.exc_info[1], HttpProcessingError)
 
 
 def describe(member: Member, now: float) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from aiohttp import web
 
 from gateway.accesslog import AccessLog
 from gateway.admin import admin_app
+from gateway.admin import log as admin_log
 from gateway.classes import Classes
 from gateway.client import ClientServer
 from gateway.config import Config, PoolConfig
@@ -45,7 +46,9 @@ from gateway.probe import Probe
 from gateway.proxy import Proxy
 from gateway.questions import Questions
 from gateway.readers import Readers
-from gateway.sources import Inline, Source, configuration_file, tenants_file
+from gateway.redisline import Line
+from gateway.sharedredis import line_to
+from gateway.sources import Inline, RedisSource, Source, configuration_file, tenants_file
 from gateway.stored import StoredResponses
 from gateway.tenants import Tenants
 from gateway.tenantwatch import TenantWatch
@@ -115,7 +118,8 @@ class Gateway:
         )
         self._id_prefix, self._id_counter = secrets.token_hex(5), itertools.count()
         tenants = Tenants(has_keys=config.has_keys)
-        self._tenant_watch = TenantWatch(tenants, tenant_sources(config, file), config)
+        self._line = line_to(config.redis, self._chance)
+        self._tenant_watch = TenantWatch(tenants, tenant_sources(config, file, self._line), config)
         self._tenant_watch.show(self.metrics)
         self._line = self._open_line(config.redis)
         self.limiter = Limiter(self.metrics, lambda: time.time_ns() // 1000, self._line)
@@ -167,6 +171,8 @@ class Gateway:
         Raises:
             StartError: an address cannot be listened on, a tokenizer or the tenants cannot be read.
         """
+        if self._line is not None:
+            await self._line.start()
         problems = [*await self.readers.start(), *await self._tenant_watch.load()]
         if problems:
             raise StartError("; ".join(problems))
@@ -179,7 +185,7 @@ class Gateway:
         except OSError as error:
             raise StartError(f"cannot listen on {listen.host}:{listen.port}: {reason(error)}") from error
         app = admin_app(self.fleet, self.metrics, self._clock, Guard(listen))
-        self._admin_runner = web.AppRunner(app, access_log=None)
+        self._admin_runner = web.AppRunner(app, access_log=None, logger=admin_log)
         await self._admin_runner.setup()
         try:
             await web.TCPSite(self._admin_runner, listen.admin_host, listen.admin_port).start()
@@ -232,6 +238,8 @@ class Gateway:
         await self.readers.close()
         if self._admin_runner is not None:
             await self._admin_runner.cleanup()
+        if self._line is not None:
+            await self._line.close()
         await self._session.close()
         await self._knocking.close()
         self.upstream.close()
@@ -303,11 +311,13 @@ class Gateway:
             self._lag_s = max(0.0, self._clock() - before - LAG_EVERY_S)
 
 
-def tenant_sources(config: Config, file: Path | None) -> list[Source]:
+def tenant_sources(config: Config, file: Path | None, line: Line | None) -> list[Source]:
     """Give every place where the configuration says that tenants are."""
     sources: list[Source] = [Inline(config) if file is None else configuration_file(file)]
     if config.tenants_file is not None:
         sources.append(tenants_file(config.tenants_file))
+    if config.tenants_in_redis and line is not None:
+        sources.append(RedisSource(line))
     return sources
 
 

@@ -15,7 +15,7 @@ import yaml
 
 ENVIRONMENT_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 MAX_DEPTH = 32  # of nesting; a configuration needs five
-SECRET = re.compile("key|sha256")  # in the name of a value: it is not quoted where it is wrong
+SECRET = re.compile("key|sha256|password")  # in the name of a value: it is not quoted where it is wrong
 
 
 class Unreadable(Exception):
@@ -132,5 +132,5 @@ def _line(item: Any, path: str) -> str:
 
 
 def _without_user(value: object) -> object:
-    """Hide the user part of what looks like a URL."""
-    return re.sub(r"//[^/]*@", "//…@", value) if isinstance(value, str) else value
+    """Hide who is named before the host in a URL, or in what was to be one."""
+    return re.sub(r"([a-z+]*://)?.*@", r"\1…@", value) if isinstance(value, str) else value

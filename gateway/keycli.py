@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 from typing import Annotated, TypeVar
 
 import typer
@@ -20,7 +21,8 @@ from gateway import keys, keystores
 from gateway.config import Config
 from gateway.keys import Entry, KeyProblem
 from gateway.keystores import FileStore, RedisStore, Store
-from gateway.sources import Ask
+from gateway.redisline import Line
+from gateway.sharedredis import line_to
 from gateway.tenancy import KeyConfig, TenantConfig
 from gateway.terminal import err, give_up, out, read
 
@@ -102,11 +104,11 @@ class Inline:
             err.print(snippet(fresh), markup=False)
 
 
-def stores(config: Config, file: Path, ask: Ask | None) -> list[Store]:
+def stores(config: Config, file: Path, line: Line | None) -> list[Store]:
     """Give where tenants are; the last is where new ones go."""
     found: list[Store] = [Inline(config, file)]
-    if ask is not None:
-        found.append(RedisStore(ask))
+    if line is not None:
+        found.append(RedisStore(line))
     if config.tenants_file is not None:
         found.append(FileStore(config.tenants_file))
     return found
@@ -118,8 +120,8 @@ async def _new(
     now = datetime.now(UTC)
     expires_at = None if expires is None else keys.moment(expires, now)
     secret = keys.new_secret()
-    async with connected(config) as ask:
-        places = stores(config, file, ask)
+    async with connected(config) as line:
+        places = stores(config, file, line)
         place = await holder(tenant, places)
         if place is None and not create:
             raise KeyProblem(f"there is no tenant {tenant!r}: --create makes one, without limits")
@@ -140,8 +142,8 @@ async def _new(
 async def _list(config: Config, file: Path) -> None:
     now = datetime.now(UTC)
     table = Table("tenant", "key", "secret", "expires", "state", "in", box=None, pad_edge=False)
-    async with connected(config) as ask:
-        for place in stores(config, file, ask):
+    async with connected(config) as line:
+        for place in stores(config, file, line):
             for tenant in await place.tenants():
                 for entry in keys.entries([tenant]):
                     table.add_row(*row(entry, now), place.title)
@@ -151,9 +153,9 @@ async def _list(config: Config, file: Path) -> None:
 
 
 async def _revoke(config: Config, file: Path, key: str, old: bool) -> None:
-    async with connected(config) as ask:
+    async with connected(config) as line:
         by_entry: dict[int, tuple[Entry, Store]] = {}
-        for place in stores(config, file, ask):
+        for place in stores(config, file, line):
             by_entry |= {id(entry): (entry, place) for entry in keys.entries(await place.tenants())}
         entry = keys.the_one(key, [entry for entry, _ in by_entry.values()])
         place = by_entry[id(entry)][1]
@@ -176,9 +178,17 @@ def row(entry: Entry, now: datetime) -> list[str]:
 
 
 @asynccontextmanager
-async def connected(config: Config) -> AsyncIterator[Ask | None]:
-    """Give the way to Redis, if there are tenants in it."""
-    yield None
+async def connected(config: Config) -> AsyncIterator[Line | None]:
+    """Give the line to Redis, if there are tenants in it."""
+    line = line_to(config.redis, Random()) if config.tenants_in_redis else None
+    if line is None:
+        yield None
+        return
+    await line.start()
+    try:
+        yield line
+    finally:
+        await line.close()
 
 
 async def holder(tenant: str, places: list[Store]) -> Store | None:

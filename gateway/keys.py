@@ -100,12 +100,15 @@ def with_new_key(tenant: TenantConfig, secret: str, name: str | None, expires_at
     """Give the tenant a key more.
 
     Raises:
-        KeyProblem: it has one of that name.
+        KeyProblem: it has one of that name, or nothing can be called so.
     """
     if name is not None and any(key.name == name for key in tenant.keys):
         raise KeyProblem(f"{tenant.name} has a key {name!r} already: --rotate {name} gives it a new secret")
     fields = {"name": name, "expires_at": expires_at, **_of(secret)}
-    key = KeyConfig.model_validate({field: value for field, value in fields.items() if value is not None})
+    try:
+        key = KeyConfig.model_validate({field: value for field, value in fields.items() if value is not None})
+    except ValueError as error:
+        raise KeyProblem(f"no key can be called {name!r}") from error
     return tenant.model_copy(update={"keys": (*tenant.keys, key)})
 
 

@@ -19,14 +19,17 @@ import orjson
 import yaml
 
 from gateway.keys import KeyProblem
-from gateway.sources import DOCUMENTS, VERSION, Ask, SourceError, documents_in, parse_documents, read_tenants
+from gateway.redisline import Line
+from gateway.rediswire import LineDown, Script
+from gateway.sources import DOCUMENTS, VERSION, SourceError, documents_in, parse_documents, read_tenants
 from gateway.tenancy import TenantConfig
 
 Change: TypeAlias = Callable[[Mapping[str, TenantConfig]], TenantConfig]
 LOCK_WITHIN_S, LOCK_EVERY_S = 10.0, 0.05  # others write for milliseconds
 TRIES = 10  # each lost one is a change that somebody else has made meanwhile
 HEAD = "# Tenants. `kvlane key` rewrites this file: comments do not survive that, everything else does.\n"
-COMPARE_AND_SET = """
+COMPARE_AND_SET = Script(
+    """
 if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
 local now = redis.call('TIME')
 local version = math.max(tonumber(redis.call('GET', KEYS[2]) or '0') + 1, now[1] * 1000000 + now[2])
@@ -34,6 +37,7 @@ redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 redis.call('SET', KEYS[2], string.format('%.0f', version))
 return 1
 """
+)
 
 
 class Store(Protocol):
@@ -96,8 +100,8 @@ class RedisStore:
 
     title = "Redis"
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+    def __init__(self, line: Line) -> None:
+        self._line = line
 
     async def tenants(self) -> tuple[TenantConfig, ...]:
         """Read them."""
@@ -110,18 +114,18 @@ class RedisStore:
             changed = change({tenant.name: tenant for tenant in self._parsed(documents)})
             before, after = documents.get(changed.name, ""), orjson.dumps(as_document(changed))
             try:
-                done = await self._ask("EVAL", COMPARE_AND_SET, 2, DOCUMENTS, VERSION, changed.name, before, after)
-            except OSError as error:
-                raise KeyProblem(f"Redis: {error}") from error
+                done = await self._line.script(COMPARE_AND_SET, [DOCUMENTS, VERSION], [changed.name, before, after])
+            except LineDown as error:
+                raise KeyProblem(str(error)) from error
             if done:
                 return
         raise KeyProblem("Redis: others change this tenant all the time")
 
     async def _documents(self) -> dict[str, str]:
         try:
-            return await documents_in(self._ask)
-        except OSError as error:
-            raise KeyProblem(f"Redis: {error}") from error
+            return await documents_in(self._line)
+        except LineDown as error:
+            raise KeyProblem(str(error)) from error
 
     def _parsed(self, documents: Mapping[str, str]) -> tuple[TenantConfig, ...]:
         try:

@@ -175,7 +175,13 @@ class Line:
             return at
 
         return Link(
-            name, locate, self._access, self.counts, self._chance, on_change=self._look, redirect=self._redirect
+            name,
+            locate,
+            self._access,
+            self.counts,
+            self._chance,
+            on_change=self._look,
+            redirect=lambda question, refusal: self._redirect(question, refusal, at),
         )
 
     def _look(self) -> None:
@@ -201,14 +207,14 @@ class Line:
             self._seeds.rotate(-1)
         raise LineDown(f"no sentinel knows a master called {self._servers.service}")
 
-    def _redirect(self, question: Question, refusal: Refusal) -> bool:
-        """Follow MOVED and ASK: `MOVED 3999 127.0.0.1:6381`."""
+    def _redirect(self, question: Question, refusal: Refusal, teller: Address) -> bool:
+        """Follow MOVED and ASK, `MOVED 3999 127.0.0.1:6381`; give whether there was one to follow."""
         kind, _, rest = str(refusal).partition(" ")
         if kind not in ELSEWHERE or not self._servers.is_cluster or question.hops == MAX_HOPS or self._is_closed:
             return False
         slot, _, place = rest.partition(" ")
         host, _, port = place.rpartition(":")
-        link = self._link_to(Address(host or "127.0.0.1", int(port)))
+        link = self._link_to(Address(host or teller.host, int(port)))
         question.hops += 1
         if kind == "MOVED":
             self._by_slot[int(slot)] = link
@@ -292,9 +298,20 @@ def _probe_keys() -> "map[str]":
 
 
 def _split(url: str) -> SplitResult:
-    parts = urlsplit(url)
-    if parts.scheme not in SCHEMES or not (parts.path if parts.scheme == "unix" else parts.hostname):
-        raise ValueError(f"not the URL of a Redis: it begins with {' or '.join(SCHEMES)}://, and says where")
+    """Take a URL apart.
+
+    Raises:
+        ValueError: it is none of a Redis; the message quotes nothing, since a part may be of a password.
+    """
+    try:
+        parts = urlsplit(url)
+        is_known = parts.scheme in SCHEMES and not parts.query and not parts.fragment and parts.port != 0
+        database = parts.path.strip("/")
+        says_where = parts.path if parts.scheme == "unix" else parts.hostname and (database.isdigit() or not database)
+    except ValueError:
+        is_known = says_where = False
+    if not is_known or not says_where:
+        raise ValueError("not the URL of a Redis: redis://[user:password@]host[:port][/database], rediss:// or unix://")
     return parts
 
 

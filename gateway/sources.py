@@ -22,6 +22,8 @@ from typing import Protocol, TypeAlias
 
 from gateway import document
 from gateway.config import Config, ConfigError, load
+from gateway.redisline import Line
+from gateway.rediswire import Answer, LineDown
 from gateway.tenancy import AnonymousConfig, TenantConfig, tenant_of, tenants_of
 
 log = logging.getLogger(__name__)
@@ -36,17 +38,6 @@ Signature: TypeAlias = tuple[int, ...] | None
 
 class SourceError(Exception):
     """What a source holds cannot be used; the message is one line."""
-
-
-class Ask(Protocol):
-    """Ask Redis."""
-
-    async def __call__(self, *command: str | bytes | int) -> object:
-        """Send one command; give the answer.
-
-        Raises:
-            OSError: there is no answer, or Redis says no; a TimeoutError where it took too long.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +185,8 @@ class RedisSource:
 
     name, title, every_s = "tenants_in_redis", "Redis", REDIS_EVERY_S
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+    def __init__(self, line: Line) -> None:
+        self._line = line
         self._version = -1
         self._silence = ""
         """What the first of the questions that got no answer met with: trouble that goes on is one trouble."""
@@ -203,16 +194,16 @@ class RedisSource:
     async def read(self) -> Callers | None:
         """Look at the version, and where it has risen read all."""
         try:
-            version = int(text(await self._ask("GET", VERSION) or b"0"))
+            version = version_of(await self._line.ask("GET", VERSION))
             if version < self._version:
                 raise SourceError(f"it has forgotten tenants: their version is {version}, and was {self._version}")
-            documents = None if version == self._version else await documents_in(self._ask)
+            documents = None if version == self._version else await documents_in(self._line)
             self._silence = ""
             if documents is None:
                 return None
             callers = Callers(parse_documents(documents))
-        except OSError as error:
-            self._silence = self._silence or f"no answer: {error or type(error).__name__}"
+        except LineDown as error:
+            self._silence = self._silence or f"{error}"
             raise SourceError(self._silence) from error
         except ValueError as error:
             raise SourceError(str(error)) from error
@@ -220,17 +211,15 @@ class RedisSource:
         return callers
 
 
-async def documents_in(ask: Ask) -> dict[str, str]:
+async def documents_in(line: Line) -> dict[str, str]:
     """Give the JSON of each tenant in Redis, by name.
 
     Raises:
-        OSError: there is no answer.
+        LineDown: there is no answer.
     """
-    answer = await ask("HGETALL", DOCUMENTS)
-    if isinstance(answer, Mapping):
-        return {text(name): text(content) for name, content in answer.items()}
-    assert isinstance(answer, list | tuple)
-    words = [text(word) for word in answer]
+    answer = await line.ask("HGETALL", DOCUMENTS)
+    assert isinstance(answer, list)
+    words = [word.decode("utf-8", "replace") for word in answer if isinstance(word, bytes)]
     return dict(zip(words[::2], words[1::2], strict=True))
 
 
@@ -254,6 +243,10 @@ def parse_documents(documents: Mapping[str, str]) -> tuple[TenantConfig, ...]:
     return tuple(found)
 
 
-def text(value: object) -> str:
-    """Read what Redis answered, in whichever form the client gives it."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+def version_of(answer: Answer) -> int:
+    """Read the version; none is 0.
+
+    Raises:
+        ValueError: it is no number.
+    """
+    return int(answer) if isinstance(answer, bytes) else 0

@@ -12,7 +12,15 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic.types import AwareDatetime
 from yarl import URL
 
@@ -165,44 +173,54 @@ class TenantConfig(CallerConfig):
         ]
 
 
+def _is_redis(value: str) -> str:
+    """Refuse what is no URL of a Redis; what is wrong with it is not quoted, for it may hold a password."""
+    try:
+        url = URL(value)
+    except ValueError:
+        url = URL()
+    is_there = url.path if url.scheme == "unix" else url.host
+    if url.scheme not in ("redis", "rediss", "unix") or not is_there:
+        raise ValueError("must be redis://host:port, rediss://host:port (TLS) or unix:///path")
+    return value
+
+
+RedisUrl = Annotated[str, AfterValidator(_is_redis)]
+
+
 class SentinelConfig(Section):
     """Sentinels, who know which Redis is the master."""
 
     service: Annotated[str, Field(min_length=1)] = Field(description="What they call it: mymaster.")
-    hosts: Annotated[tuple[Annotated[str, Field(pattern=r"^\S+:\d{1,5}$")], ...], Field(min_length=1)] = Field(
-        description="Where they are, each as host:port."
+    urls: Annotated[tuple[RedisUrl, ...], Field(min_length=1)] = Field(
+        repr=False,
+        description="Where they are: redis://host:26379; rediss:// (TLS) then holds for Redis too.",
     )
 
 
 class RedisConfig(Section):
     """The Redis that gateways share; without it each limits alone."""
 
-    url: str | None = Field(
+    url: RedisUrl | None = Field(
         None,
         repr=False,
-        description="redis:// or rediss:// (TLS), with user, password and database: redis://user:${REDIS}@host:6379/0; "
-        "none: no Redis. With sentinels: of the master, its host does not matter.",
+        description="redis://host:6379, rediss:// (TLS) or unix:///path, with user, password and database if need be "
+        "(redis://user:password@host:6379/0); none: no Redis.",
     )
-    sentinel: SentinelConfig | None = Field(None, description="Sentinels, who know which Redis is the master.")
+    sentinel: SentinelConfig | None = Field(None, description="Sentinels to ask where Redis is, instead of a url.")
     is_cluster: bool = Field(False, description="Whether it is a Redis Cluster; `url` is any node of it.")
+    username: str = Field("", description="If not in the url.")
+    password: str = Field("", repr=False, description="If not in the url.")
+    database: Annotated[int, Field(ge=0)] = Field(0, description="If not in the url.")
+    ca_file: str | None = Field(None, description="Who signed its certificate; none: those whom the system trusts.")
     op_timeout_s: Seconds = Field(0.1, description="For an answer; later the gateway goes on without it.")
-    max_connections: Count = Field(32, description="Of this gateway.")
-
-    @field_validator("url")
-    @classmethod
-    def _is_redis(cls, value: str | None) -> str | None:
-        try:
-            url = URL(value or "redis://none")
-        except ValueError:
-            url = URL()
-        if url.scheme not in ("redis", "rediss") or not url.host:
-            raise ValueError("must be redis://host:port or rediss://host:port")
-        return value
 
     @model_validator(mode="after")
     def _is_one_thing(self) -> Self:
-        if self.is_cluster and (self.sentinel is not None or self.url is None):
-            raise ValueError("is_cluster needs a url, and has no sentinels")
+        if self.sentinel is not None and (self.url is not None or self.is_cluster):
+            raise ValueError("sentinel stands instead of url and is_cluster")
+        if self.is_cluster and self.url is None:
+            raise ValueError("is_cluster needs a url")
         return self
 
     @property

@@ -85,9 +85,9 @@ class TenantWatch:
     async def _follow(self, origin: _Origin, every_s: float) -> None:
         while True:
             await asyncio.sleep(every_s)
-            await self._look(origin)
+            await self.look(origin)
 
-    async def _look(self, origin: _Origin) -> None:
+    async def look(self, origin: _Origin) -> None:
         """Read a source once more."""
         try:
             given = await origin.source.read()

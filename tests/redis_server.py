@@ -284,11 +284,12 @@ def clustered(directory: Path, nodes: int = 3) -> Iterator[list[RedisServer]]:
             server.tell("CLUSTER SET-CONFIG-EPOCH", at + 1)
             server.tell("CLUSTER MEET", "127.0.0.1", servers[0].port)
         for server in servers:
-            wait_until(partial(_is_whole, server, nodes), "the cluster is whole")
+            wait_until(partial(is_whole, server, nodes), "the cluster is whole")
         yield servers
 
 
-def _is_whole(server: RedisServer, nodes: int) -> bool:
+def is_whole(server: RedisServer, nodes: int) -> bool:
+    """Tell whether a node of a cluster knows so many, itself included, and all slots."""
     told = server.tell("CLUSTER INFO")
     return bool(told["cluster_state"] == "ok" and int(told["cluster_known_nodes"]) == nodes)
 

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import shutil
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from random import Random
 
@@ -14,7 +16,7 @@ import redis.crc
 from gateway.redisline import Line, Servers, slot_of
 from gateway.rediswire import LineDown, Refused, Script
 from tests.fleet_fixtures import PATIENCE_S, until
-from tests.redis_server import SERVICE, RedisServer, clustered, free_port, serving, watched
+from tests.redis_server import SERVICE, RedisServer, clustered, free_port, is_whole, serving, wait_until, watched
 
 RETRY_S = 0.02  # 0.5 s, scaled
 ECHO = Script("return {KEYS[1], ARGV[1], 42}")
@@ -316,11 +318,66 @@ async def test_a_redis_may_listen_on_a_path(tmp_path: Path) -> None:
             assert await line.ask("PING") == b"PONG"
 
 
-@pytest.mark.parametrize("url", ["http://secret@host", "redis://", "secret", "unix://", "redis://secret@host:port"])
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is nothing to make a certificate with")
+async def test_a_redis_behind_tls_is_asked_if_its_certificate_is_right(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subject = ["-subj", "/CN=redis", "-addext", "subjectAltName=IP:127.0.0.1"]
+    making = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    process = await asyncio.create_subprocess_exec(
+        *making, *subject, "-keyout", str(key), "-out", str(certificate), stderr=asyncio.subprocess.DEVNULL
+    )
+    assert await process.wait() == 0
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate, key)
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            while data := await reader.read(65_536):
+                writer.write(data)
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner, outer = await asyncio.open_connection("127.0.0.1", redis_server.port)
+        await asyncio.gather(copy(reader, outer), copy(inner, writer), return_exceptions=True)
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0, ssl=tls) as server:
+        url = f"rediss://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        trusted = Line(Servers((url,), ca_file=str(certificate), timeout_s=1), chance=Random(1))
+        await trusted.start()
+        assert await trusted.ask("PING") == b"PONG"
+        await trusted.close()
+        doubted = Line(Servers((url,)), chance=Random(1))
+        await doubted.start()
+        assert "certificate" in doubted.why
+        await doubted.close()
+
+
+async def test_a_redis_with_too_many_clients_is_down(line: Line, redis_server: RedisServer) -> None:
+    assert await line.ask("CONFIG", "SET", "maxclients", 1) == b"OK"
+    async with open_line(redis_server.url) as other:
+        assert "max number of clients" in other.why
+        assert await line.ask("CONFIG", "SET", "maxclients", 1000) == b"OK"
+        await is_up(other)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://secret@host",
+        "secret",
+        "redis://",
+        "unix://",
+        "redis://:sec/secret@host",
+        "redis://secret@host:port",
+        "redis://host/secret",
+        "redis://host?password=secret",
+    ],
+)
 def test_what_is_no_url_of_redis_is_refused_without_quoting_it(url: str) -> None:
-    with pytest.raises(ValueError, match=r"Redis|[Pp]ort") as caught:
+    with pytest.raises(ValueError, match="not the URL of a Redis") as caught:
         Line(Servers((url,)), chance=Random(1))
-    assert "secret" not in str(caught.value)
+    assert "sec" not in str(caught.value)
 
 
 # Cluster and sentinels.
@@ -369,6 +426,26 @@ async def test_a_cluster_is_asked_where_the_key_is(tmp_path: Path) -> None:
             await is_up(line)
             # What had no answer was run all the same, since it had been sent.
             assert await line.script(COUNT, [f"{tenants[0]}:n"], [1]) == 5
+
+
+async def test_a_replica_that_takes_over_a_dead_nodes_slots_is_found(tmp_path: Path) -> None:
+    home = tmp_path / "replica"
+    home.mkdir()
+    with clustered(tmp_path) as nodes, serving(home, "--cluster-enabled", "yes") as replica:
+        master = nodes[0]
+        replica.tell("CLUSTER MEET", "127.0.0.1", master.port)
+        wait_until(lambda: all(is_whole(node, 4) for node in (*nodes, replica)), "all know the replica")
+        wait_until(lambda: replica.tell("CLUSTER REPLICATE", master.tell("CLUSTER MYID")), "it knows its master")
+        key = next(key for key in map(str, range(100)) if slot_of(key) < 5000)
+        async with open_line(master.url, is_cluster=True) as line:
+            assert await line.script(COUNT, [key], [1]) == 1
+            await until(lambda: "slave0" in master.tell("INFO", "replication"), "it replicates")
+            await until(lambda: replica.tell("INFO", "replication")["master_link_status"] == "up", "it replicates")
+            master.kill()
+            await until(lambda: not line.is_up, "the node is missed")
+            replica.tell("CLUSTER FAILOVER", "TAKEOVER")
+            await is_up(line)
+            assert await line.script(COUNT, [key], [1]) == 2
 
 
 async def test_the_line_follows_the_master_that_the_sentinels_name(tmp_path: Path) -> None:

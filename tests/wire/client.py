@@ -203,7 +203,7 @@ def request(
     """Write a request; Host, and for POST a length and JSON's type, are put where `headers` has none."""
     given = list(headers)
     names = {name.lower() for name, _ in given}
-    own = [("Host", "gateway"), ("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+    own = [("Host", "localhost"), ("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
     if method != "POST" and not body:
         own = own[:1]
     if "transfer-encoding" in names:
