@@ -72,14 +72,14 @@ def refusal_of(
     if quota.kind is Kind.RATE:
         needed = quota.left(take.amount, parts)
         if allowance.wait_us is None:
-            words += f"; this request needs about {needed:,}, and {quota.burst // parts:,} is the most that passes at once"
+            words += f"; this request needs about {needed:,}, and no more than {quota.burst // parts:,} pass at once"
         elif quota.unit is Unit.TOKENS:
             words += f"; this request needs about {needed:,}, {quota.left(allowance.remaining, parts):,} are left"
-    if quota.kind in (Kind.DAY, Kind.MONTH):
+    if quota.is_budget:
         words += f"; it begins anew in {span(allowance.reset_us)}"
     lines = lines_of(quotas, allowances, parts)
     retry_after_s = None if wait_us == float("inf") else wait_us / SECOND_US
-    if quota.kind in (Kind.DAY, Kind.MONTH):
+    if quota.is_budget:
         return Refused(quota, BudgetSpent(words, lines=lines))
     return Refused(quota, LimitReached(words, lines=lines, retry_after_s=retry_after_s))
 

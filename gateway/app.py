@@ -30,15 +30,17 @@ from gateway.admin import log as admin_log
 from gateway.classes import Classes
 from gateway.client import ClientServer
 from gateway.config import Config, PoolConfig
+from gateway.demand import Demand
 from gateway.discovery import Discovery
 from gateway.discovery.static import StaticDiscovery
 from gateway.fleet import Fleet
 from gateway.gate import Gate
-from gateway.gauges import add_gauges
+from gateway.gauges import add_gauges, add_limiter_gauges
 from gateway.guard import Guard
 from gateway.homes import Homes
 from gateway.intake import Intake
 from gateway.kvevents import KvEvents
+from gateway.limiter import Limiter
 from gateway.members import FleetPool, Member
 from gateway.metrics import Metrics
 from gateway.models import Models
@@ -55,6 +57,7 @@ from gateway.tenantwatch import TenantWatch
 from gateway.upstream import Upstream
 from policies.catalog import POLICIES
 from policies.index import PrefixIndex
+from policies.learned import OutputHabits
 from policies.record import RequestRecord
 
 log = logging.getLogger(__name__)
@@ -121,7 +124,6 @@ class Gateway:
         self._line = line_to(config.redis, self._chance)
         self._tenant_watch = TenantWatch(tenants, tenant_sources(config, file, self._line), config)
         self._tenant_watch.show(self.metrics)
-        self._line = self._open_line(config.redis)
         self.limiter = Limiter(self.metrics, lambda: time.time_ns() // 1000, self._line)
         habits = OutputHabits()
         self.readers = Readers(config.models, Questions(self.fleet, self._session, self._clock))
@@ -132,7 +134,7 @@ class Gateway:
             stored=StoredResponses(Homes(), self.fleet, tenants, self.upstream),
             models=Models(self.fleet, config.aliases(), int(time.time())),
             intake=Intake(self.fleet, self.readers.of, classes, config.routing.session_header, habits),
-            demand=Demand(config.prices(), habits),
+            demand=Demand({model.name: model.prices for model in config.models if model.prices}, habits),
             limiter=self.limiter,
             gate=self.gate,
             keepalive_s=config.admission.keepalive_s,
@@ -162,6 +164,7 @@ class Gateway:
             active=lambda: self.proxy.active,
             lag_s=lambda: self._lag_s,
         )
+        add_limiter_gauges(self.metrics, self.limiter)
 
     # Life.
 
@@ -173,6 +176,7 @@ class Gateway:
         """
         if self._line is not None:
             await self._line.start()
+        self.limiter.start()
         problems = [*await self.readers.start(), *await self._tenant_watch.load()]
         if problems:
             raise StartError("; ".join(problems))
@@ -238,6 +242,7 @@ class Gateway:
         await self.readers.close()
         if self._admin_runner is not None:
             await self._admin_runner.cleanup()
+        await self.limiter.close()
         if self._line is not None:
             await self._line.close()
         await self._session.close()

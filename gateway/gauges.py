@@ -6,6 +6,7 @@ from importlib.metadata import version
 from gateway.fleet import Fleet
 from gateway.gate import Gate
 from gateway.kvevents import KvEvents
+from gateway.limiter import Limiter
 from gateway.members import Member
 from gateway.metrics import Labels, Metrics
 from gateway.told import Told
@@ -148,3 +149,26 @@ def add_gauges(
     gauge("kvlane_active_requests", "Requests being served.", (), lambda: [((), active())])
     gauge("kvlane_loop_lag_seconds", "How late the event loop last was.", (), lambda: [((), lag_s())])
     gauge("kvlane_build_info", "1, with the version.", ("version",), lambda: [((version("kvlane"),), 1)])
+
+
+def add_limiter_gauges(metrics: Metrics, limiter: Limiter) -> None:
+    """Let the metrics page show how limits are counted."""
+    gauge = metrics.gauge
+    gauge(
+        "kvlane_limiter_up",
+        "1 where limits are shared through Redis and it answers, 0 where it does not; none without Redis.",
+        (),
+        lambda: [] if limiter.shared is None else [((), float(limiter.shared.is_up))],
+    )
+    gauge(
+        "kvlane_limiter_gateways",
+        "Gateways that share the limits, as Redis last said; 1 without Redis.",
+        (),
+        lambda: [((), 1 if limiter.shared is None else limiter.shared.gateways)],
+    )
+    gauge(
+        "kvlane_limiter_owed_settlements",
+        "Settlements that Redis has not been told yet; none without Redis.",
+        (),
+        lambda: [] if limiter.shared is None else [((), limiter.shared.owed)],
+    )

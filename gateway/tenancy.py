@@ -26,6 +26,8 @@ from yarl import URL
 
 from gateway import document
 from gateway.sections import NAME, Count, Seconds, Section, each_is_sha256, no_bool
+from policies.ledger import Kind
+from policies.quotas import MICROS, Quota, Unit
 
 ANONYMOUS_NAME = "anonymous"
 RESERVED = {ANONYMOUS_NAME: "is who calls without a key", "unknown": "is who nobody knows, in metrics and logs"}
@@ -79,6 +81,29 @@ class LimitsConfig(Section):
             if getattr(self, f"burst_{what}") is not None and getattr(self, f"{what}_per_minute") is None:
                 raise ValueError(f"burst_{what} needs {what}_per_minute")
         return self
+
+    def quotas(self, model: str = "") -> list[Quota]:
+        """Give each limit that there is; of one model, where it is named."""
+        found = [
+            Quota(f"{unit.value}_per_minute", Kind.RATE, unit, rate, burst or rate, model)
+            for unit, rate, burst in (
+                (Unit.REQUESTS, self.requests_per_minute, self.burst_requests),
+                (Unit.TOKENS, self.tokens_per_minute, self.burst_tokens),
+            )
+            if rate is not None
+        ]
+        if self.parallel is not None:
+            found.append(Quota("parallel", Kind.PARALLEL, Unit.SLOTS, self.parallel, model=model))
+        for kind, tokens, cost in (
+            (Kind.DAY, self.tokens_per_day, self.cost_per_day),
+            (Kind.MONTH, self.tokens_per_month, self.cost_per_month),
+        ):
+            name = kind.name.lower()
+            if tokens is not None:
+                found.append(Quota(f"tokens_per_{name}", kind, Unit.TOKENS, tokens, model=model))
+            if cost is not None:
+                found.append(Quota(f"cost_per_{name}", kind, Unit.COST, round(cost * MICROS), model=model))
+        return found
 
     @property
     def has_cost(self) -> bool:

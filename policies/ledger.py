@@ -56,6 +56,11 @@ class Kind(Enum):
     DAY = "d"
     MONTH = "m"
 
+    @property
+    def is_budget(self) -> bool:
+        """Whether it is for a period, and begins anew with the next."""
+        return self is Kind.DAY or self is Kind.MONTH
+
     def period_end_us(self, now_us: int) -> int:
         """Say when a budget's period ends."""
         return bucket.month_end_us(now_us) if self is Kind.MONTH else bucket.day_end_us(now_us)

@@ -79,6 +79,11 @@ class Quota:
     """The only one that it is about; empty: all together."""
 
     @property
+    def is_budget(self) -> bool:
+        """Whether it is for a day or a month."""
+        return self.kind.is_budget
+
+    @property
     def field(self) -> str:
         """Name it among its tenant's limits of the same kind."""
         return f"{self.unit.value}:{self.model}" if self.model else self.unit.value
