@@ -10,17 +10,14 @@ frees its slots, a long stream keeps its own. Each gateway says every PRESENCE_S
 """
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 
 from gateway.redisline import Line
-from gateway.rediswire import Answer, LineDown, Part, Refusal, Script
+from gateway.rediswire import Answer, LineDown, Part, Refused, Script
 from policies.bucket import SECOND_US
 from policies.ledger import Allowance, Take
-
-log = logging.getLogger(__name__)
 
 LEASE_S = 25.0  # a gateway that was killed frees its slots within half a minute
 RENEW_S = 8.0  # a third of it: two renewals may fail
@@ -118,9 +115,6 @@ class SharedLedger:
         except LineDown:
             self._give_back(tenant, grant, takes)
             return None
-        except Refusal as error:
-            log.warning("Redis refuses to run the script of limits: %s", error)
-            return None
         return _allowances(answer)
 
     def run(self, tenant: str, grant: str) -> None:
@@ -175,7 +169,7 @@ class SharedLedger:
                 *(self._line.script(LIMITER, keys_of(tenant), args) for tenant, args in batch), return_exceptions=True
             )
             for answer in answers:
-                if isinstance(answer, LineDown):  # those behind it are told again, too
+                if isinstance(answer, LineDown) and not isinstance(answer, Refused):  # those behind it are told again
                     return False
                 self._owed.popleft()
         return True
@@ -199,7 +193,7 @@ class SharedLedger:
     async def _try(self, script: Script, keys: Sequence[str], args: Sequence[Part]) -> Answer:
         try:
             return await self._line.script(script, keys, args)
-        except (LineDown, Refusal):
+        except LineDown:
             return None
 
 

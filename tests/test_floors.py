@@ -43,6 +43,7 @@ LEVELS = (
         "upstream + connection + failures",
         "fleet + lease + members",
         "tenants",
+        "allowed",
         "keys",
         "homes",
         "accesslog",
@@ -62,11 +63,12 @@ LEVELS = (
         "classes",
         "sharedredis",
         "sources",
+        "limiter + sharedledger",
     ),
     ("guard", "tenantwatch", "keystores", "gauges"),
     ("admin",),
     # 3: the life of a request
-    ("proxy + exchange + attempt + stored + intake",),
+    ("proxy + exchange + attempt + stored + intake + demand",),
     # 4: builds everything
     ("app",),
     # 5: the command
