@@ -162,14 +162,8 @@ class Limiter:
         def settle(amounts: Amounts) -> None:
             self.ledger.settle(tenant.name, id, finals(quotas, amounts, parts), self._wall_us())
             if self.shared is not None:
-                budgets = [
-                    (take.name, quota.of(amounts))
-                    for quota, take in zip(quotas, wanted, strict=True)
-                    if quota.is_budget
-                ]
-                used = [(name, amount) for name, amount in budgets if amount]
-                if used:
-                    self.shared.charge(tenant.name, id, used)
+                budgets = [(quota, take) for quota, take in zip(quotas, wanted, strict=True) if quota.is_budget]
+                self.shared.charge(tenant.name, id, [(take.name, quota.of(amounts)) for quota, take in budgets])
 
         return Grant(settle, lines)
 

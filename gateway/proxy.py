@@ -54,7 +54,7 @@ from gateway.routes import ENGINE_ROUTES, MODELS_PATH, STORED_RESPONSE, STORED_R
 from gateway.sections import Listen, Retries, Timeouts
 from gateway.stored import STORED_ROUTE, StoredResponses
 from gateway.tenants import Tenant, Tenants
-from gateway.trace import Trace, kvlane_lines, own_lines
+from gateway.trace import CLIENT_LEFT, Trace, kvlane_lines, outcome_of, own_lines
 from gateway.upstream import Upstream
 from policies.endpoint import Endpoint
 from policies.pools import Standing
@@ -65,9 +65,6 @@ from policies.retries import RetryBudget
 log = logging.getLogger(__name__)
 
 JSON = b"content-type: application/json\r\n"
-CLIENT_LEFT = 499  # nobody is told; it is how logs and metrics call it
-_OUTCOMES = {429: Outcome.REFUSED, 503: Outcome.REFUSED, CLIENT_LEFT: Outcome.DISCONNECTED}
-"""By status; other 4xx are the client's, other 5xx are failures."""
 
 
 class Proxy:
@@ -387,11 +384,6 @@ class Proxy:
         if trace.on_end is not None:
             trace.on_end()
         self._on_record(trace.finish(self._clock()))
-
-
-def outcome_of(status: int) -> Outcome:
-    """Say what a status means for metrics and logs."""
-    return _OUTCOMES.get(status, Outcome.CLIENT_ERROR if status < 500 else Outcome.FAILED)
 
 
 def check_method(method: str, allowed: tuple[str, ...]) -> None:

@@ -132,6 +132,8 @@ class SharedLedger:
 
     def charge(self, tenant: str, grant: str, used: Sequence[tuple[str, int]]) -> None:
         """Charge what was used already, by names of limits, whether there is room for it or not."""
+        if not any(amount for _, amount in used):
+            return
         args: list[Part] = ["reserve", 0, grant, SECOND_US]
         for name, amount in used:
             args += (name, amount, amount, FORCED)
@@ -180,8 +182,8 @@ class SharedLedger:
             for tenant, grants in list(self._running.items()):
                 ids = list(grants)
                 for at in range(0, len(ids), RENEWED_AT_ONCE):
-                    lease: list[Part] = ["renew", 0, round(LEASE_S * SECOND_US)]
-                    await self._try(LIMITER, keys_of(tenant), lease + ids[at : at + RENEWED_AT_ONCE])
+                    some = ids[at : at + RENEWED_AT_ONCE]
+                    await self._try(LIMITER, keys_of(tenant), ("renew", 0, round(LEASE_S * SECOND_US), *some))
 
     async def _be_present(self) -> None:
         while True:

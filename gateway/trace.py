@@ -11,6 +11,10 @@ from gateway.usage import Usage
 from policies.policy import Choice, Reason
 from policies.record import Outcome, RequestRecord
 
+CLIENT_LEFT = 499  # nobody is told; it is how logs and metrics call it
+_OUTCOMES = {429: Outcome.REFUSED, 503: Outcome.REFUSED, CLIENT_LEFT: Outcome.DISCONNECTED}
+"""By status; other 4xx are the client's, other 5xx are failures."""
+
 
 @dataclass(slots=True)
 class Trace:
@@ -114,3 +118,8 @@ def kvlane_lines(trace: Trace, own_tokens: int | None = None) -> bytes:
     if choice.cached_tokens is not None:
         lines += f"x-kvlane-cached-tokens: {choice.cached_tokens}\r\n"
     return lines.encode()
+
+
+def outcome_of(status: int) -> Outcome:
+    """Say what a status means for metrics and logs."""
+    return _OUTCOMES.get(status, Outcome.CLIENT_ERROR if status < 500 else Outcome.FAILED)
