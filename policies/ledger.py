@@ -30,8 +30,9 @@ is given back; a bucket fuller than full; a slot that is lost, or freed twice; a
 What is given back within T may have been taken before it, while the bucket refilled: who reserves far too much for
 long has that much ready for a second burst. What is really used since a bucket was full stays under burst + T.
 
-Memory: a tenant without grants whose buckets are full and whose budgets are unused is dropped. Each reservation looks
-at LOOKS tenants for that, so that they go faster than they come.
+Memory: a tenant that has had no grants, full buckets and unused budgets for an hour is dropped (not at once: a clock
+that was wrong for a moment should not cost others their state). Each reservation looks at LOOKS tenants for that, so
+that they go faster than they come.
 """
 
 from collections import OrderedDict
@@ -42,7 +43,7 @@ from heapq import heappop, heappush
 
 from policies import bucket
 
-REMEMBER_US = bucket.HOUR_US  # longer than any answer comes late
+REMEMBER_US = bucket.HOUR_US  # longer than answers come late, and than clocks are wrong
 SWEEP = 64  # grants swept by one call
 SLOT_WAIT_US = bucket.SECOND_US  # nobody knows when a slot will be free: ask again soon
 LOOKS = 2  # one would keep up with the tenants that come, two get ahead of them
@@ -155,12 +156,12 @@ class _Account:
         return clock_us
 
     def is_idle(self, now_us: int) -> bool:
-        """Whether nothing would be lost with it."""
-        clock_us = max(now_us + self.ahead_us, self.seen_us)
+        """Whether nothing would be lost with it, though the clock went back by REMEMBER_US."""
+        clock_us = max(now_us + self.ahead_us, self.seen_us) - REMEMBER_US
         return (
             all(grant.due_us + REMEMBER_US * grant.is_live <= clock_us for grant in self.grants.values())
             and all(tat_us <= clock_us for tat_us in self.tats.values())
-            and all(end_us <= now_us or not used for end_us, used in self.used.values())
+            and all(end_us <= now_us - REMEMBER_US or not used for end_us, used in self.used.values())
         )
 
     # Limits.
