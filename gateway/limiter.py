@@ -107,7 +107,7 @@ class Limiter:
             if allowances is not None:
                 self._remember(tenant.name, wanted, allowances)
                 lines = self._passed(tenant, quotas, wanted, allowances)
-                shared.run(tenant.name, id)
+                shared.run(tenant.name, id, wanted)
                 return Grant(lambda amounts: shared.settle(tenant.name, id, finals(quotas, amounts)), lines)
             if tenant.on_redis_error == "open":
                 return FREE

@@ -53,7 +53,7 @@ class SharedLedger:
         self._line = line
         self._name = name
         self._on_lost = on_lost
-        self._running: dict[str, dict[str, None]] = {}
+        self._running: dict[str, dict[str, Sequence[Take]]] = {}
         self._owed: deque[tuple[str, tuple[Part, ...]]] = deque()
         self._has_owed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -117,9 +117,9 @@ class SharedLedger:
             return None
         return _allowances(answer)
 
-    def run(self, tenant: str, grant: str) -> None:
+    def run(self, tenant: str, grant: str, takes: Sequence[Take]) -> None:
         """Keep a grant alive until it is settled."""
-        self._running.setdefault(tenant, {})[grant] = None
+        self._running.setdefault(tenant, {})[grant] = takes
 
     def settle(self, tenant: str, grant: str, finals: Sequence[int]) -> None:
         """Charge what was really used, in the order of the takes."""
@@ -182,8 +182,18 @@ class SharedLedger:
             for tenant, grants in list(self._running.items()):
                 ids = list(grants)
                 for at in range(0, len(ids), RENEWED_AT_ONCE):
-                    some = ids[at : at + RENEWED_AT_ONCE]
-                    await self._try(LIMITER, keys_of(tenant), ("renew", 0, round(LEASE_S * SECOND_US), *some))
+                    await self._renew_some(tenant, ids[at : at + RENEWED_AT_ONCE])
+
+    async def _renew_some(self, tenant: str, ids: Sequence[str]) -> None:
+        """Renew grants; what Redis has forgotten, since it was restarted empty, is reserved anew, room or not."""
+        answer = await self._try(LIMITER, keys_of(tenant), ("renew", 0, round(LEASE_S * SECOND_US), *ids))
+        running = self._running.get(tenant, {})
+        for id, is_known in zip(ids, answer if isinstance(answer, list) else (), strict=False):
+            if not is_known and id in running:
+                args: list[Part] = ["reserve", 0, id, round(LEASE_S * SECOND_US)]
+                for take in running[id]:
+                    args += (take.name, take.amount, take.kept, FORCED)
+                self._owe(tenant, tuple(args))
 
     async def _be_present(self) -> None:
         while True:

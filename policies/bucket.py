@@ -6,10 +6,10 @@ how long the rate needs to bring it.
 
     level   tat - now, 0 at least: what is missing from a full bucket
     passes  level + amount <= burst
-    then    tat = max(tat, now) + amount
+    then    tat = now + level + amount
 
 So within any time T no more than burst + T passes, wherever T begins: there are no windows, and no edges of them.
-Giving back moves `tat` towards the past. A `tat` that is past means a full bucket, never more than that.
+Giving back is a negative amount. A `tat` that is past means a full bucket, never more than that.
 
 Tokens become microseconds by rounding up, microseconds tokens by rounding down: errors never admit more. A burst of n
 tokens is the most that is less than n + 1 tokens: so n takes of one pass although each of them was rounded up, and
@@ -64,14 +64,9 @@ def level_us(tat_us: int, now_us: int) -> int:
     return max(0, tat_us - now_us)
 
 
-def wait_us(tat_us: int, now_us: int, amount: int, burst: int) -> int:
+def wait_us(level_us: int, amount: int, burst: int) -> int:
     """Say how long until an amount passes that is within the burst; 0: now."""
-    return max(0, level_us(tat_us, now_us) + amount - burst)
-
-
-def charge(tat_us: int, now_us: int, amount: int) -> int:
-    """Give the `tat` after an amount is taken, whether it passes or not; a negative one is given back."""
-    return tat_us + amount if amount < 0 else max(tat_us, now_us) + amount
+    return max(0, level_us + amount - burst)
 
 
 # Days and months, UTC.

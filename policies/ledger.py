@@ -30,8 +30,9 @@ is given back; a bucket fuller than full; a slot that is lost, or freed twice; a
 What is given back within T may have been taken before it, while the bucket refilled: who reserves far too much for
 long has that much ready for a second burst. What is really used since a bucket was full stays under burst + T.
 
-Memory: a tenant without grants whose buckets are full and whose budgets are unused is dropped. Each reservation looks
-at LOOKS tenants for that, so that they go faster than they come.
+Memory: a tenant that has had no grants, full buckets and unused budgets for an hour is dropped (not at once: a clock
+that was wrong for a moment should not cost others their state). Each reservation looks at LOOKS tenants for that, so
+that they go faster than they come.
 """
 
 from collections import OrderedDict
@@ -42,7 +43,7 @@ from heapq import heappop, heappush
 
 from policies import bucket
 
-REMEMBER_US = bucket.HOUR_US  # longer than any answer comes late
+REMEMBER_US = bucket.HOUR_US  # longer than answers come late, and than clocks are wrong
 SWEEP = 64  # grants swept by one call
 SLOT_WAIT_US = bucket.SECOND_US  # nobody knows when a slot will be free: ask again soon
 LOOKS = 2  # one would keep up with the tenants that come, two get ahead of them
@@ -58,11 +59,13 @@ class Kind(Enum):
 
     @property
     def is_budget(self) -> bool:
-        """Whether it is for a period, and begins anew with the next."""
+        """Whether it counts within a period."""
         return self is Kind.DAY or self is Kind.MONTH
 
-    def period_end_us(self, now_us: int) -> int:
-        """Say when a budget's period ends."""
+    def end_us(self, now_us: int) -> int:
+        """Say when the period ends; 0 where there is none."""
+        if not self.is_budget:
+            return 0
         return bucket.month_end_us(now_us) if self is Kind.MONTH else bucket.day_end_us(now_us)
 
 
@@ -84,6 +87,21 @@ class Take:
     def name(self) -> str:
         """Give the limit's name, unique within its tenant."""
         return f"{self.kind.value}:{self.field}"
+
+    def wait_us(self, level: int, now_us: int) -> int | None:
+        """Say how long until it passes, where so much of the limit is taken; None: never."""
+        if self.amount > self.most:
+            return None
+        if level + self.amount <= self.most:
+            return 0
+        if self.kind is Kind.RATE:
+            return bucket.wait_us(level, self.amount, self.most)
+        return SLOT_WAIT_US if self.kind is Kind.PARALLEL else self.kind.end_us(now_us) - now_us
+
+    def allowance(self, level: int, now_us: int, wait_us: int | None) -> "Allowance":
+        """Say what its limit allows where so much is taken."""
+        reset_us = level if self.kind is Kind.RATE else max(0, self.kind.end_us(now_us) - now_us)
+        return Allowance(max(0, self.most - level), reset_us, wait_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +138,8 @@ class _Charge:
     kind: Kind
     amount: int
     kept: int
-    period_end_us: int
-    """0 where there is none."""
+    end_us: int
+    """Of its period; 0 where there is none."""
 
 
 @dataclass(slots=True)
@@ -160,56 +178,40 @@ class _Account:
         return clock_us
 
     def is_idle(self, now_us: int) -> bool:
-        """Whether nothing would be lost with it."""
-        clock_us = max(now_us + self.ahead_us, self.seen_us)
+        """Whether nothing would be lost with it, though the clock went back by REMEMBER_US."""
+        clock_us = max(now_us + self.ahead_us, self.seen_us) - REMEMBER_US
         return (
             all(grant.due_us + REMEMBER_US * grant.is_live <= clock_us for grant in self.grants.values())
             and all(tat_us <= clock_us for tat_us in self.tats.values())
-            and all(end_us <= now_us or not used for end_us, used in self.used.values())
+            and all(end_us <= now_us - REMEMBER_US or not used for end_us, used in self.used.values())
         )
 
-    # Limits.
+    # Limits. The level is what is taken of one: microseconds, slots, tokens.
 
-    def wait_us(self, take: Take, clock_us: int, now_us: int) -> int | None:
-        """Say how long until a take passes; None: never."""
-        if take.amount > take.most:
-            return None
-        if take.kind is Kind.RATE:
-            return bucket.wait_us(self.tats.get(take.name, clock_us), clock_us, take.amount, take.most)
-        if self._count(take, now_us) + take.amount <= take.most:
-            return 0
-        return SLOT_WAIT_US if take.kind is Kind.PARALLEL else take.kind.period_end_us(now_us) - now_us
+    def level(self, name: str, kind: Kind, end_us: int, clock_us: int) -> int | None:
+        """Say what is taken of a limit; None: nothing is known of a budget, in the period that ends then."""
+        if kind is Kind.RATE:
+            return bucket.level_us(self.tats.get(name, 0), clock_us)
+        if kind is Kind.PARALLEL:
+            return self.held.get(name, 0)
+        known_end_us, used = self.used.get(name, (0, 0))
+        return used if known_end_us == end_us else None
 
-    def allowance(self, take: Take, clock_us: int, now_us: int, wait_us: int | None) -> Allowance:
-        """Say what a limit allows now."""
-        if take.kind is Kind.RATE:
-            level_us = bucket.level_us(self.tats.get(take.name, clock_us), clock_us)
-            return Allowance(max(0, take.most - level_us), level_us, wait_us)
-        reset_us = 0 if take.kind is Kind.PARALLEL else take.kind.period_end_us(now_us) - now_us
-        return Allowance(max(0, take.most - self._count(take, now_us)), reset_us, wait_us)
-
-    def _count(self, take: Take, now_us: int) -> int:
-        """Count the slots that are held, or what a budget's period has used."""
-        if take.kind is Kind.PARALLEL:
-            return self.held.get(take.name, 0)
-        end_us, used = self.used.get(take.name, (0, 0))
-        return used if end_us == take.kind.period_end_us(now_us) else 0
+    def _set_level(self, name: str, kind: Kind, end_us: int, clock_us: int, level: int) -> None:
+        if kind.is_budget:
+            self.used[name] = end_us, max(0, level)
+            return
+        levels, base = (self.tats, clock_us) if kind is Kind.RATE else (self.held, 0)
+        levels[name] = base + level
+        if level <= 0:
+            del levels[name]
 
     # Grants.
 
-    def grant(self, name: str, ttl_us: int, takes: Sequence[Take], clock_us: int, now_us: int) -> None:
-        """Take all takes under one name."""
-        charges = []
-        for take in takes:
-            end_us = 0
-            if take.kind is Kind.RATE:
-                self.tats[take.name] = bucket.charge(self.tats.get(take.name, clock_us), clock_us, take.amount)
-            elif take.kind is Kind.PARALLEL:
-                self._hold(take.name, take.amount)
-            else:
-                end_us = take.kind.period_end_us(now_us)
-                self.used[take.name] = end_us, self._count(take, now_us) + take.amount
-            charges.append(_Charge(take.name, take.kind, take.amount, take.kept, end_us))
+    def grant(self, name: str, ttl_us: int, charges: list[_Charge], clock_us: int) -> None:
+        """Take all charges under one name."""
+        for charge in charges:
+            self._add(charge, charge.amount, clock_us)
         self.grants[name] = _Grant(charges, 0)
         self._lease(name, clock_us + ttl_us)
         self.seen_us = clock_us
@@ -220,7 +222,7 @@ class _Account:
         if grant is None:
             return False
         if grant.is_live:
-            self._free(grant)
+            self._hold(grant, -1, clock_us)
         for charge, final in zip(grant.charges, finals, strict=True):
             self._correct(charge, final, clock_us)
         self.seen_us = clock_us
@@ -233,9 +235,7 @@ class _Account:
             return False
         if not grant.is_live:
             grant.is_live = True
-            for charge in grant.charges:
-                if charge.kind is Kind.PARALLEL:
-                    self._hold(charge.name, charge.amount)
+            self._hold(grant, 1, clock_us)
         self._lease(name, clock_us + ttl_us)
         self.seen_us = clock_us
         return True
@@ -253,17 +253,22 @@ class _Account:
                 continue
             swept += 1
             self.seen_us = clock_us
-            forgotten_us = due_us
             if grant.is_live:
                 grant.is_live = False
-                self._free(grant)
+                self._hold(grant, -1, clock_us)
                 for charge in grant.charges:
                     self._correct(charge, charge.kept, clock_us)
-                forgotten_us += REMEMBER_US
-            if forgotten_us <= clock_us:
+                due_us += REMEMBER_US
+            if due_us <= clock_us:
                 del self.grants[name]
             else:
-                self._lease(name, forgotten_us)
+                self._lease(name, due_us)
+
+    def _hold(self, grant: _Grant, sign: int, clock_us: int) -> None:
+        """Put a grant into its slots, or take it out."""
+        for charge in grant.charges:
+            if charge.kind is Kind.PARALLEL:
+                self._add(charge, sign * charge.amount, clock_us)
 
     def _correct(self, charge: _Charge, final: int, clock_us: int) -> None:
         """Charge an amount in place of what is charged. Not of slots: those are held or not."""
@@ -271,26 +276,12 @@ class _Account:
             return
         delta = final - charge.amount
         charge.amount = final
-        if charge.kind is Kind.RATE:
-            tat_us = bucket.charge(self.tats.get(charge.name, clock_us), clock_us, delta)
-            self.tats[charge.name] = tat_us
-            if tat_us <= clock_us:
-                del self.tats[charge.name]
-            return
-        end_us, used = self.used.get(charge.name, (0, 0))
-        if end_us == charge.period_end_us:
-            self.used[charge.name] = end_us, max(0, used + delta)
+        if self.level(charge.name, charge.kind, charge.end_us, clock_us) is not None:
+            self._add(charge, delta, clock_us)
 
-    def _free(self, grant: _Grant) -> None:
-        """Take a grant out of its slots."""
-        for charge in grant.charges:
-            if charge.kind is Kind.PARALLEL:
-                self._hold(charge.name, -charge.amount)
-
-    def _hold(self, name: str, slots: int) -> None:
-        self.held[name] = self.held.get(name, 0) + slots
-        if not self.held[name]:
-            del self.held[name]
+    def _add(self, charge: _Charge, amount: int, clock_us: int) -> None:
+        level = self.level(charge.name, charge.kind, charge.end_us, clock_us) or 0
+        self._set_level(charge.name, charge.kind, charge.end_us, clock_us, level + amount)
 
 
 class Ledger:
@@ -316,16 +307,17 @@ class Ledger:
         """
         account = self._account(tenant)
         clock_us = account.enter(now_us)
-        waits_us: list[int | None] = [0] * len(takes)
-        if grant not in account.grants:
-            waits_us = [account.wait_us(take, clock_us, now_us) for take in takes]
-            if not any(wait_us != 0 for wait_us in waits_us):
-                account.grant(grant, ttl_us, takes, clock_us, now_us)
-        answer = tuple(
-            account.allowance(take, clock_us, now_us, wait_us) for take, wait_us in zip(takes, waits_us, strict=True)
-        )
+        is_known = grant in account.grants
+        charges = [_Charge(take.name, take.kind, take.amount, take.kept, take.kind.end_us(now_us)) for take in takes]
+        levels = [account.level(each.name, each.kind, each.end_us, clock_us) or 0 for each in charges]
+        waits_us = [0 if is_known else take.wait_us(level, now_us) for take, level in zip(takes, levels, strict=True)]
+        if not is_known and not any(wait_us != 0 for wait_us in waits_us):
+            account.grant(grant, ttl_us, charges, clock_us)
+            levels = [level + take.amount for take, level in zip(takes, levels, strict=True)]
         self._look(now_us)
-        return answer
+        return tuple(
+            take.allowance(level, now_us, wait_us) for take, level, wait_us in zip(takes, levels, waits_us, strict=True)
+        )
 
     def settle(self, tenant: str, grant: str, finals: Sequence[int], now_us: int) -> bool:
         """Charge what was really used, in the order of the takes; what is said of slots is ignored.
@@ -357,7 +349,7 @@ class Ledger:
             used = {name: [end_us, count] for name, (end_us, count) in account.used.items() if end_us > now_us}
             for grant in account.grants.values():
                 for charge in grant.charges:
-                    if charge.name in used and used[charge.name][0] == charge.period_end_us:
+                    if charge.name in used and used[charge.name][0] == charge.end_us:
                         used[charge.name][1] -= charge.amount - charge.kept
             if used:
                 plain[tenant] = used
