@@ -120,7 +120,7 @@ class Gateway:
             is_open=not config.admission.enabled,
         )
         self._id_prefix, self._id_counter = secrets.token_hex(5), itertools.count()
-        tenants = Tenants(has_keys=config.has_keys)
+        self.tenants = tenants = Tenants(has_keys=config.has_keys)
         self._line = line_to(config.redis, self._chance)
         self._tenant_watch = TenantWatch(tenants, tenant_sources(config, file, self._line), config)
         self._tenant_watch.show(self.metrics)

@@ -12,9 +12,8 @@ So within any time T no more than burst + T passes, wherever T begins: there are
 Giving back is a negative amount. A `tat` that is past means a full bucket, never more than that.
 
 Tokens become microseconds by rounding up, microseconds tokens by rounding down: errors never admit more. A burst of n
-tokens is the most that is less than n + 1 tokens: so n takes of one pass although each of them was rounded up, and
-still no n + 1 do. (A rate beyond 60 million a minute is more than one token a microsecond: up to so many pass as one
-microsecond brings.)
+tokens is a microsecond longer for each of the first PIECES tokens, so that as many takes of one pass although each of
+them was rounded up: a millisecond at the most, which is no token more unless the rate is 60,000 a minute.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -24,6 +23,8 @@ SECOND_US = 1_000_000
 MINUTE_US = 60 * SECOND_US
 HOUR_US = 60 * MINUTE_US
 DAY_US = 24 * HOUR_US
+
+PIECES = 1000  # of a burst, each rounded up
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -37,8 +38,8 @@ def amount_us(tokens: int, per_minute: int) -> int:
 
 
 def burst_us(tokens: int, per_minute: int) -> int:
-    """Say how much a bucket holds that lets a burst of so many tokens pass, and not one more."""
-    return max(amount_us(tokens, per_minute), amount_us(tokens + 1, per_minute) - 1)
+    """Say how much a bucket holds that lets a burst of so many tokens pass, taken in PIECES at the most."""
+    return amount_us(tokens, per_minute) + min(tokens, PIECES)
 
 
 def tokens_in(us: int, per_minute: int) -> int:

@@ -7,8 +7,8 @@ under. Before it runs its size is an estimate (`Tariff.amounts` of the prompt an
 tokens   are weighted: a prompt token that no cache had counts 1, a cached one and one of output what the tenant's
          weights say. What is reserved takes nothing for cached: nobody knows yet.
 cost     is money in millionths: prices are per million tokens, so a token costs its price in those.
-a rate   never holds back a request for what is set aside for its output: if its prompt is within the burst, the
-         reservation is cut to it. What the answer comes to beyond is charged in the end, and others wait for it.
+limits   never hold back a request for ever because of what is set aside for its output: if its prompt is within the
+         whole of a limit, the reservation is cut to it. What the answer comes to beyond is charged in the end.
 """
 
 from collections.abc import Sequence
@@ -109,10 +109,11 @@ class Quota:
             parts: Gateways that have to do with a part of the limit each, because they cannot ask each other.
         """
         least, amount = self.of(kept), self.of(estimate)
+        most = max(1, (self.burst if self.kind is Kind.RATE else self.limit) // parts)
+        if least <= most:
+            amount = min(amount, most)
         if self.kind is not Kind.RATE:
-            return Take(self.field, self.kind, amount, least, max(1, self.limit // parts))
-        if least * parts <= self.burst:
-            amount = min(amount, max(least, self.burst // parts))
+            return Take(self.field, self.kind, amount, least, most)
         return Take(
             self.field,
             self.kind,
