@@ -18,6 +18,8 @@ from xxhash import xxh3_64_intdigest
 from gateway.classes import Classes
 from gateway.exchange import Exchange
 from gateway.fleet import Fleet, ModelFacts
+from gateway.relay import Answer
+from gateway.routes import ENGINE_ROUTES
 from gateway.tokens import PromptReader, Reading
 from gateway.trace import Trace
 from gateway.usage import Usage
@@ -27,6 +29,8 @@ from policies.pools import Standing
 from policies.request import UNIT_TOKENS, BlockHash
 
 SURE_SHARE = 0.6  # of an estimate from bytes: hardly any text has more than 6.7 bytes a token
+AS_TEXT = ENGINE_ROUTES["/v1/completions"]
+NO_ROOT = BlockHash(0)
 NO_READING = Reading(0, (), UNIT_TOKENS, None, None, True)
 
 
@@ -91,6 +95,20 @@ class Intake:
         if usage.output_tokens is not None and exchange.route.generates:
             choices = exchange.call.choices
             self._habits.learn(exchange.tenant.name, exchange.inference.model, usage.output_tokens // choices)
+
+    async def count(self, exchange: Exchange, answer: Answer) -> int:
+        """Count the output of an answer that has ended, where its engine did not: JSON is read as its model reads it.
+
+        Not for where nobody may wait: `answer.counted_tokens` is there at once, and the same for streams.
+        """
+        if not exchange.route.generates:
+            return 0
+        texts = answer.texts
+        if not texts:
+            return answer.counted_tokens
+        document = {"prompt": texts, "add_special_tokens": False}
+        reading = await self._reader_of(exchange.inference.model).read(AS_TEXT, document, NO_ROOT, UNIT_TOKENS)
+        return reading.prompt_tokens
 
     def _key(
         self, document: dict[str, Any], headers: Mapping[str, str], root: BlockHash, reading: Reading

@@ -27,15 +27,15 @@ from aiohttp.web import StreamResponse
 from gateway.client import ClientAnswer
 from gateway.connection import AnswerHead, BrokenAnswer, Connection, Stalled, UpstreamError
 from gateway.failures import broken_event, is_json, json_failure
+from gateway.plain import PlainReader
 from gateway.routes import Shape
 from gateway.sse import EventReader
 from gateway.unpack import ENCODINGS, BadPacking, Unpacker
-from gateway.usage import Usage, read_usage
+from gateway.usage import Usage
 
 MAX_ERROR_BYTES = 65536  # an error longer than this is not one that a client reads
 MAX_HELD_BYTES = 65536
 CUT_SHORT = "the engine ended the stream without saying that it is done"
-TAIL_BYTES = 16384  # of a long body, enough to hold usage at its end
 
 _ID = re.compile(rb'"id"\s*:\s*"([A-Za-z0-9_-]{1,128})"')
 
@@ -71,9 +71,9 @@ class Answer:
     """Whether the engine had to wait for the client."""
     first_token_at: float | None = None
     _held_bytes = 0
-    _tail_bytes = 0
     _done: asyncio.Future[None] | None = None
     _events: EventReader | None = None
+    _plain: PlainReader | None = None
     _unpacker: Unpacker | None = None
     _response_id: str | None = None
     _client: ClientAnswer | None = None
@@ -90,7 +90,6 @@ class Answer:
         """Done when it is known what this answer is: good, bad or broken."""
         self.last_byte_at = loop.time()
         self._held: list[bytes] = []
-        self._tail: list[bytes] = []
 
     # What upstream tells.
 
@@ -127,7 +126,8 @@ class Answer:
         elif self._response is None:
             events = self._events
             if events is None:
-                self._keep_tail(data)
+                assert self._plain is not None
+                self._plain.note(data)
                 self._client.write(data)
                 return
             data = events.feed(data)
@@ -221,7 +221,19 @@ class Answer:
         """What the engine says it used."""
         if self._events is not None:
             return self._events.usage
-        return read_usage(self._tail[0] if len(self._tail) == 1 else b"".join(self._tail))
+        return self._plain.usage if self._plain is not None else None
+
+    @property
+    def counted_tokens(self) -> int:
+        """What has come so far of the output, in tokens, for where the engine does not tell; at any moment."""
+        if self._events is not None:
+            return self._events.deltas.tokens
+        return self._plain.tokens if self._plain is not None else 0
+
+    @property
+    def texts(self) -> list[str] | None:
+        """What an answer that is no stream holds; None where not all of it is here any more."""
+        return self._plain.texts if self._plain is not None else None
 
     @property
     def response_id(self) -> str | None:
@@ -238,9 +250,10 @@ class Answer:
         self._held.clear()
         if self._shape is Shape.RESPONSES and (found := _ID.search(held)):
             self._response_id = found[1].decode()
-        self._keep_tail(held)
         length = None
         if self._events is None:
+            self._plain = PlainReader(self._shape, is_json=self.kind is AnswerKind.JSON)
+            self._plain.note(held)
             length = len(held) if self.is_whole else None if self._unpacker else self.head.content_length
         client.start(self.head.status, lines, length, held)
         self._note_first_token()
@@ -371,11 +384,3 @@ class Answer:
         if self.connection is not None:
             self.connection.abort()
         self._end(client.cut())
-
-    def _keep_tail(self, data: bytes) -> None:
-        if self._events is not None:
-            return
-        self._tail.append(data)
-        self._tail_bytes += len(data)
-        while self._tail_bytes - len(self._tail[0]) >= TAIL_BYTES:
-            self._tail_bytes -= len(self._tail.pop(0))

@@ -1,9 +1,9 @@
 """A reader that looks at a stream of server-sent events while it passes.
 
-Its work per chunk is a few substring searches: only what matters is parsed (the first token, an error, an abort, the
-end, the usage that the gateway asked for on its own account). It gives back what the client may have: whole events, in
-the bytes in which they came. An event that is cut by TCP waits for its rest, so that an error can be caught before its
-first half is gone; one longer than MAX_EVENT_BYTES passes unread.
+Its work per chunk is a few substring searches: deltas are counted by their keys, and only what matters is parsed (the
+first token, an error, an abort, the end, the usage that the gateway asked for on its own account). It gives back what
+the client may have: whole events, in the bytes in which they came. An event that is cut by TCP waits for its rest, so
+that an error can be caught before its first half is gone; one longer than MAX_EVENT_BYTES passes unread.
 
 Ends: `[DONE]` counts only as the whole data of an event, never inside generated text. It is no proof of success either:
 engines end dead streams with it. So the outcome has three facts: `is_done`, `failure`, `usage`.
@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from gateway.deltas import Deltas
 from gateway.routes import Shape
 from gateway.usage import Usage, read_usage
 
@@ -22,6 +23,7 @@ MAX_EVENT_BYTES = 1 << 20
 MAX_MARKED_EVENTS = 1000  # looked at in one read, for the same reason
 MAX_SOUGHT_EVENTS = 1000  # looked at for the first token; each costs some microseconds of everybody's event loop
 _TERMINAL_TYPES = frozenset({"response.completed", "response.incomplete", "response.cancelled", "message_stop"})
+_USAGE, _SPACED_USAGE = b'"usage":{', b'"usage": {'
 _TERMINAL_MARK = {
     Shape.CHAT: b"[DONE]",
     Shape.COMPLETION: b"[DONE]",
@@ -51,6 +53,7 @@ class EventReader:
         "_partial",
         "_shape",
         "_sought",
+        "deltas",
         "failure",
         "failure_event",
         "has_content",
@@ -67,12 +70,11 @@ class EventReader:
         self._marks = [b'"error"', b'"abort"']
         if self._mark is not None:
             self._marks.append(self._mark)
-        if hides_usage:
-            self._marks += [b'"usage":{', b'"usage": {']  # not the null that some engines put on every chunk
         self._partial = bytearray()
         self._sought = 0
         self._first_usage = b""
         self._last_usage = b""
+        self.deltas = Deltas(shape)
         self.has_content = False
         """Whether content, reasoning or a tool call was seen: the first token."""
         self.has_payload = False
@@ -98,11 +100,17 @@ class EventReader:
 
     @property
     def usage(self) -> Usage | None:
-        """What the engine counted; the last word of it, and for Anthropic's shape the first and the last."""
+        """What the engine counted; the last word of it, and for Anthropic's shape the first and the last.
+
+        That shape must have numbers in its first event, before anything is made: there they say nothing of the output,
+        and a prompt of 0 is one that the engine does not tell.
+        """
         last = read_usage(self._last_usage)
-        if self._shape is Shape.MESSAGES and self._first_usage:
+        if self._shape is Shape.MESSAGES and last is not None:
             first = read_usage(self._first_usage, is_first=True)
-            if first is not None and last is not None:
+            if b'"message_delta"' not in self._last_usage:
+                return Usage(last.prompt_tokens, None, last.cached_tokens) if last.prompt_tokens else None
+            if first is not None:
                 return first.updated_by(last)
         return last
 
@@ -138,10 +146,13 @@ class EventReader:
         return self._read(rest) if rest.strip() else b""
 
     def _read(self, whole: bytes) -> bytes:
-        if b'"usage"' in whole:
+        self.deltas.note(whole)
+        if b'"usage"' in whole and (_USAGE in whole or _SPACED_USAGE in whole):  # not null, as on every chunk of some
             self._last_usage = whole
             if not self._first_usage:
                 self._first_usage = whole
+            if self._hides_usage:
+                return self._read_closely(whole)
         if self.has_content:
             for mark in self._marks:
                 if mark in whole:
@@ -181,7 +192,8 @@ class EventReader:
             end = _end_of_event(whole, position)
             yield position, end
             position = end
-        for place in sorted({place for mark in self._marks for place in _places(whole, mark, position)}):
+        marks = [*self._marks, _USAGE, _SPACED_USAGE] if self._hides_usage else self._marks
+        for place in sorted({place for mark in marks for place in _places(whole, mark, position)}):
             if place >= position:
                 end = _end_of_event(whole, place)
                 yield max(position, _last_boundary(whole, position, place)), end

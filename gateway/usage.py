@@ -7,7 +7,7 @@ cannot forge one. Zero is data, absent is not zero: `cached_tokens` is None wher
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -32,6 +32,32 @@ class Usage:
             self.output_tokens if later.output_tokens is None else later.output_tokens,
             self.cached_tokens if later.cached_tokens is None else later.cached_tokens,
         )
+
+
+class Used(NamedTuple):
+    """What one request is charged for and told to have used, however it ended."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    """Of the prompt; 0 where the engine does not tell."""
+    output_tokens: int
+    is_reported: bool
+    """Whether the engine said all of it; else the prompt is as it was read here, and the output as it was counted."""
+
+
+def used(usage: Usage | None, *, prompt_tokens: int, counted_tokens: int) -> Used:
+    """Settle on what was used: what the engine says, and where it does not, what is known without it.
+
+    Args:
+        prompt_tokens: As they were read before the request was sent.
+        counted_tokens: Of output that has come.
+    """
+    if usage is None:
+        return Used(prompt_tokens, 0, counted_tokens, False)
+    prompt = prompt_tokens if usage.prompt_tokens is None else usage.prompt_tokens
+    output = counted_tokens if usage.output_tokens is None else usage.output_tokens
+    is_reported = usage.prompt_tokens is not None and (usage.output_tokens is not None or not counted_tokens)
+    return Used(prompt, min(prompt, usage.cached_tokens or 0), output, is_reported)
 
 
 def read_usage(data: bytes, *, is_first: bool = False) -> Usage | None:

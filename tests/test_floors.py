@@ -35,7 +35,8 @@ LEVELS = (
     (
         "openai + forms",
         "tokens.*",
-        "sse",
+        "sse + deltas",
+        "plain",
         "headers",
         "client",
         "upstream + connection + failures",
@@ -63,6 +64,8 @@ MAY_KNOW = {
     "models": {"fleet", "tenants"},
     "kvstream": {"engines.kvsources"},
     "trace": {"usage"},
+    "deltas": {"tokens"},
+    "plain": {"tokens"},
     "engines.adapter": {"config"},
 }
 """The few that may import a module of their own level."""

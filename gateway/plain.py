@@ -1,0 +1,110 @@
+"""A reader of bodies that are no streams, while they pass: their end, for usage, and what they say.
+
+Of a long body only its end is kept. One that was held back until it was whole is kept whole, and where its engine does
+not say how many tokens it made, the texts in it can be counted.
+"""
+
+from typing import Any
+
+import orjson
+
+from gateway.routes import Shape
+from gateway.tokens import BYTES_PER_TOKEN
+from gateway.usage import Usage, read_usage
+
+TAIL_BYTES = 16384  # of a long body, enough to hold usage at its end
+MAX_TEXTS = 1000  # of one answer; nobody asks for more choices
+_MESSAGE_TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
+_PART_TEXTS = ("text", "thinking", "refusal")
+
+
+class PlainReader:
+    """Reads one body."""
+
+    __slots__ = ("_is_json", "_kept", "_kept_bytes", "_passed_bytes", "_shape")
+
+    def __init__(self, shape: Shape, *, is_json: bool) -> None:
+        self._shape = shape
+        self._is_json = is_json
+        self._kept: list[bytes] = []
+        self._kept_bytes = 0
+        self._passed_bytes = 0
+
+    def note(self, data: bytes) -> None:
+        """Take what passes."""
+        self._kept.append(data)
+        self._kept_bytes += len(data)
+        self._passed_bytes += len(data)
+        while self._kept_bytes - len(self._kept[0]) >= TAIL_BYTES:
+            self._kept_bytes -= len(self._kept.pop(0))
+
+    @property
+    def _end(self) -> bytes:
+        return self._kept[0] if len(self._kept) == 1 else b"".join(self._kept)
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the engine says it used."""
+        return read_usage(self._end)
+
+    @property
+    def texts(self) -> list[str] | None:
+        """What was generated; None where not all of the body is here any more."""
+        if not self._is_json or self._shape is Shape.OTHER:
+            return []
+        return texts_in(self._shape, self._end) if self._passed_bytes == self._kept_bytes else None
+
+    @property
+    def tokens(self) -> int:
+        """An estimate of how many tokens that was, by its bytes; of a body that is not here any more, by all of it."""
+        texts = self.texts
+        size = self._passed_bytes if texts is None else sum(len(text.encode("utf-8", "replace")) for text in texts)
+        return -(-size // BYTES_PER_TOKEN)
+
+
+def texts_in(shape: Shape, body: bytes) -> list[str]:
+    """Give the texts that were generated, calls included; none of what is no answer of this shape."""
+    try:
+        payload = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return []
+    if not isinstance(payload, dict):
+        return []
+    texts: list[str] = []
+    if shape is Shape.CHAT:
+        texts += (text for choice in _objects(payload, "choices") for text in _of_message(_object(choice, "message")))
+    elif shape is Shape.COMPLETION:
+        texts += _strings(_objects(payload, "choices"), ("text",))
+    elif shape is Shape.RESPONSES:
+        items = _objects(payload, "output")
+        parts = [part for item in items for name in ("content", "summary") for part in _objects(item, name)]
+        texts += _strings(items, ("name", "arguments")) + _strings(parts, _PART_TEXTS)
+    elif shape is Shape.MESSAGES:
+        parts = _objects(payload, "content")
+        texts += _strings(parts, ("name", *_PART_TEXTS))
+        texts += (orjson.dumps(part["input"]).decode() for part in parts if part.get("input"))
+    return texts[:MAX_TEXTS]
+
+
+def _of_message(message: dict[str, Any]) -> list[str]:
+    calls = [_object(call, "function") for call in _objects(message, "tool_calls")]
+    return _strings([message], _MESSAGE_TEXTS) + _strings(calls, ("name", "arguments"))
+
+
+def _object(value: dict[str, Any], name: str) -> dict[str, Any]:
+    found = value.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _objects(value: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    found = value.get(name)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _strings(values: list[dict[str, Any]], names: tuple[str, ...]) -> list[str]:
+    """Give the texts under these names; one where two are the same: some engines give reasoning both its names."""
+    texts: list[str] = []
+    for value in values:
+        found = [value[name] for name in names if value.get(name)]
+        texts += dict.fromkeys(text for text in found if isinstance(text, str))
+    return texts
