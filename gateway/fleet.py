@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gateway.config import EndpointConfig
-from gateway.errors import ContextLengthExceeded, GatewayError, ModelNotFound, Overloaded
+from gateway.errors import ContextLengthExceeded, GatewayError, ModelNotAllowed, ModelNotFound, Overloaded
 from gateway.lease import Lease
 from gateway.members import FleetPool, Member
 from policies.admission import AdmissionQueue
@@ -23,7 +23,7 @@ from policies.health import State
 from policies.index import PrefixIndex
 from policies.placing import place
 from policies.policy import Choice, Policy, Reason
-from policies.pools import Serving, Standing, TooLong, earliest_s, serving, standing_of
+from policies.pools import Serving, Standing, TooLong, earliest_s, is_able, serving, standing_of
 from policies.prefix import root_of
 from policies.request import BlockHash, InferenceRequest, unit_for
 from policies.tickets import ServiceClass
@@ -132,6 +132,7 @@ class Fleet:
             old.max_context_tokens,
             unit_tokens=old.unit_tokens,
             cuts_output=old.cuts_output,
+            can=old.can,
             work=old.work,  # the same hardware
         )
         endpoints = member.pool.pool.endpoints
@@ -224,9 +225,11 @@ class Fleet:
 
         Raises:
             ContextLengthExceeded: it fits into none.
+            ModelNotAllowed: it needs what no engine of its model can do.
+            Overloaded: it is not known yet whether one can.
         """
         found = standing_of(
-            self.facts(request.model).row, request, lambda pool: self._cached_in(pool, request), least_prompt_tokens
+            self._able_row(request), request, lambda pool: self._cached_in(pool, request), least_prompt_tokens
         )
         if isinstance(found, TooLong):
             about = "" if least_prompt_tokens == request.prompt_tokens else "at least "
@@ -271,7 +274,10 @@ class Fleet:
 
         Raises:
             Overloaded: it is not up.
+            ModelNotAllowed: it cannot do what the request needs.
         """
+        if request.needs and request.needs not in member.endpoint.can:
+            raise _unable(request, [member])
         now = self._clock()
         health = member.endpoint.health
         if not (health.is_ready(now) or health.is_last_resort(now)):
@@ -306,6 +312,16 @@ class Fleet:
             tuple(serving((pool.pool for pool in self.pools), model)),
         )
 
+    def _able_row(self, request: InferenceRequest) -> Sequence[Serving]:
+        """Give the pools that serve a request's model and can do what else it needs."""
+        row = self.facts(request.model).row
+        if not request.needs:
+            return row
+        able = [each for each in row if any(is_able(endpoint, request) for endpoint in each.pool.endpoints)]
+        if not able:
+            raise _unable(request, [member for member in self.members() if request.model in member.endpoint.models])
+        return able
+
     def _cached_in(self, pool: Pool, request: InferenceRequest) -> int:
         """Count the prompt tokens that the endpoint with the longest match holds."""
         matched = self._indexes[pool].matched(request.prefix)
@@ -325,3 +341,14 @@ class Fleet:
             f"no endpoint of pool {standing.own.name} can take the model {model!r} now: {told}",
             retry_after_s=min(waits, default=UNKNOWN_WAIT_S),
         )
+
+
+def _unable(request: InferenceRequest, members: Iterable[Member]) -> GatewayError:
+    """Say that none of these engines can do what a request needs, or that it is not known yet."""
+    if any(member.kind is None or member.endpoint.health.state is State.STARTING for member in members):
+        return Overloaded("no engine that can keep caches apart has answered yet", retry_after_s=UNKNOWN_WAIT_S)
+    return ModelNotAllowed(
+        f"this key's caches are kept apart from those of others, and no engine of the model {request.model!r} can do "
+        f"that for {request.needs}",
+        param="model",
+    )

@@ -4,6 +4,7 @@
     prompt     read as the model reads it: tokens, and the chain of hashes over them
     ring key   prompt_cache_key, else the session header, else what its like begin with
     class      of service, and its tenant's weight
+    cache      salted where its tenant's are kept apart: index, ring and engine go by the same salt
     output     allowed: max_tokens, else the 90th percentile of its tenant and model; expected: their mean
     pools      by length
 
@@ -20,6 +21,8 @@ from gateway.exchange import Exchange
 from gateway.fleet import Fleet, ModelFacts
 from gateway.relay import Answer
 from gateway.routes import ENGINE_ROUTES
+from gateway.salt import salt_of
+from gateway.tenants import Tenant
 from gateway.tokens import PromptReader, Reading
 from gateway.trace import Trace
 from gateway.usage import Usage
@@ -40,15 +43,22 @@ class Intake:
     Args:
         reader_of: Gives the reader of a model by its own name.
         session_header: Names a session, in lower case; None where no header does.
+        secret_of: Gives the secret by which a tenant's caches are kept apart; None where they are shared.
     """
 
     def __init__(
-        self, fleet: Fleet, reader_of: Callable[[str], PromptReader], classes: Classes, session_header: str | None
+        self,
+        fleet: Fleet,
+        reader_of: Callable[[str], PromptReader],
+        classes: Classes,
+        session_header: str | None,
+        secret_of: Callable[[Tenant], bytes | None] = lambda tenant: None,
     ) -> None:
         self._fleet = fleet
         self._reader_of = reader_of
         self._classes = classes
         self._session_header = session_header
+        self._secret_of = secret_of
         self._habits = OutputHabits()
 
     async def read(self, exchange: Exchange, facts: ModelFacts, headers: Mapping[str, str], trace: Trace) -> Standing:
@@ -56,14 +66,20 @@ class Intake:
 
         Raises:
             ContextLengthExceeded: it fits into none.
+            ModelNotAllowed: its tenant's caches are kept apart, and no engine of the model can do that on this route.
+            Overloaded: it is not known yet whether one can.
         """
         call, route, tenant = exchange.call, exchange.route, exchange.tenant.name
         document = call.document
         reading, key = NO_READING, None
         tier = document.get("service_tier") if document is not None else None
         service_class = self._classes.class_of(headers, tier, exchange.tenant.service_class)
+        salt = document.get("cache_salt") if document is not None else None
+        secret = self._secret_of(exchange.tenant) if route.prefills else None
+        if secret is not None:
+            salt = call.cache_salt = salt_of(secret, salt)
         if document is not None and route.prefills:
-            root = facts.root_with(document.get("cache_salt"))
+            root = facts.root_with(salt)
             reading = await self._reader_of(facts.name).read(route, document, root, facts.unit_tokens)
             key = self._key(document, headers, root, reading)
         call.document = document = None
@@ -83,6 +99,7 @@ class Intake:
             unit_tokens=reading.unit_tokens,
             service_class=service_class,
             weight=exchange.tenant.weight,
+            needs=route.path if secret is not None else "",
         )
         trace.prompt_tokens = prompt_tokens
         sure = prompt_tokens if reading.is_exact else int(SURE_SHARE * prompt_tokens)

@@ -7,6 +7,7 @@ The edits, each only where it is needed:
     stream_options.include_usage    asked of engines for streams whose client did not ask: tokens must be counted
     priority, data_parallel_rank …  cut out: they steer an engine's scheduler, and mean opposite things to two engines
     service_tier                    cut out for engines that refuse fields they do not know
+    cache_salt                      put in, or in place of the client's own, where its tenant's caches are kept apart
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import orjson
 from gateway.errors import InvalidBody, InvalidField, InvalidJson, MissingField
 from gateway.forms import FormField, read_field
 from gateway.routes import Route, Shape
-from gateway.splice import Buffer, TooManyMembers, append_member, edit
+from gateway.splice import Buffer, TooManyMembers, append, edit
 
 STEERING_FIELDS = frozenset(("priority", "data_parallel_rank", "routed_dp_rank"))
 UNKNOWN_TO_SOME = frozenset(("service_tier",))
@@ -46,6 +47,10 @@ class Call:
     dropped_if_unknown: tuple[str, ...] = ()
     stream_options: dict[str, Any] | None = None
     """The client's own, which usage is added to."""
+    cache_salt: str | None = None
+    """What engines keep their caches apart by, where that is for the gateway to say."""
+    has_cache_salt: bool = False
+    """Whether the client names one."""
     served_model: str | None = None
     """As engines call it, where that is not what the client calls it."""
     model_field: FormField | None = None
@@ -64,14 +69,18 @@ class Call:
             replaced["model"] = self.served_model
         if self.hides_usage and self.stream_options is not None:
             replaced["stream_options"] = {**self.stream_options, "include_usage": True}
+        added: dict[str, object] = {}
+        if self.hides_usage and self.stream_options is None:
+            added["stream_options"] = {"include_usage": True}
+        if self.cache_salt is not None:
+            (replaced if self.has_cache_salt else added)["cache_salt"] = self.cache_salt
         if dropped or replaced:
             try:
                 pieces = edit(body, replaced, dropped)
             except TooManyMembers as error:
                 raise InvalidBody(str(error)) from error
-        if self.hides_usage and self.stream_options is None:
-            edited = body if len(pieces) == 1 else b"".join(pieces)
-            pieces = append_member(edited, "stream_options", {"include_usage": True})
+        if added:
+            pieces = append(body if len(pieces) == 1 else b"".join(pieces), added)
         return pieces
 
 
@@ -114,6 +123,7 @@ def parse(route: Route, content_type: str, body: bytes) -> Call:
         dropped=tuple(document.keys() & (STEERING_FIELDS | route.steering_fields)),
         dropped_if_unknown=tuple(document.keys() & UNKNOWN_TO_SOME),
         stream_options=stream_options,
+        has_cache_salt="cache_salt" in document,
     )
 
 

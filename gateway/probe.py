@@ -253,6 +253,7 @@ class Probe:
     def _note_models(self, watch: _Watch, adapter: Adapter | None, pages: dict[str, Page], now: float) -> None:
         """Write down which models are served, and how long a request may be; the configuration has the first word."""
         member = watch.member
+        member.endpoint.can = adapter.salted_paths if adapter is not None else frozenset()
         served = adapter.read_models(pages) if adapter is not None else read_list(pages)
         if not served:
             return

@@ -66,10 +66,10 @@ def _value_end(body: bytes, start: int) -> int:
     raise AssertionError("the body was parsed before: its brackets match")
 
 
-def append_member(body: bytes, key: str, value: object) -> list[Buffer]:
-    """Add a member behind the last one of an object that is not empty and does not hold `key`."""
+def append(body: bytes, added: dict[str, object]) -> list[Buffer]:
+    """Add members behind the last one of an object that is not empty and holds none of them."""
     end = body.rindex(b"}")
-    addition = b"," + orjson.dumps(key) + b":" + orjson.dumps(value)
+    addition = b"," + orjson.dumps(added)[1:-1]
     return [memoryview(body)[:end], addition, memoryview(body)[end:]]
 
 

@@ -42,7 +42,7 @@ from policies.lines import Line, Lines
 from policies.nearest import OVERDUE, nearest
 from policies.placing import place
 from policies.policy import Choice, Policy, Reason
-from policies.pools import Standing, is_full, may_take
+from policies.pools import Standing, is_able, is_full, may_take
 from policies.promises import Promises
 from policies.request import InferenceRequest
 from policies.smoothing import Smoothing
@@ -256,7 +256,7 @@ class AdmissionQueue:
     def _may_take(self, endpoint: Endpoint, request: InferenceRequest) -> bool:
         """Whether an endpoint serves a request; its context must do, unless none in the pool would."""
         return may_take(endpoint, request) or (
-            request.model in endpoint.models and not any(may_take(each, request) for each in self._pool.endpoints)
+            is_able(endpoint, request) and not any(may_take(each, request) for each in self._pool.endpoints)
         )
 
     def _queue_up(self, ticket: Ticket, line: Line, is_held: bool, now: float) -> list[Ticket]:

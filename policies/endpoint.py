@@ -143,6 +143,8 @@ class Endpoint:
     """Tokens of a unit of its prompts: a multiple of its KV block."""
     cuts_output: bool = False
     """Whether it ends an answer at its limit, where others refuse a request that may come to more."""
+    can: frozenset[str] = frozenset()
+    """What it can do that not every engine can, and that requests may need."""
     health: Health = field(default_factory=Health)
     outstanding: Outstanding = field(default_factory=Outstanding)
     report: EngineReport = field(default_factory=EngineReport)

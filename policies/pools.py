@@ -57,6 +57,11 @@ class TooLong(NamedTuple):
     """The largest pool."""
 
 
+def is_able(endpoint: Endpoint, request: InferenceRequest) -> bool:
+    """Whether an engine serves the model of a request, and can do what else it needs."""
+    return request.model in endpoint.models and (not request.needs or request.needs in endpoint.can)
+
+
 def serving(pools: Iterable[Pool], model: str) -> list[Serving]:
     """Give the pools that serve a model, the least limit first; of equal ones, the first in the configuration."""
     found = []
@@ -127,11 +132,10 @@ def candidates(pool: Pool, request: InferenceRequest, tried: Container[Endpoint]
     are none, those that are suspected: one lost packet must not empty a pool. A suspect that was tried already is not
     tried again.
     """
-    model = request.model
     ready = [
         endpoint
         for endpoint in pool.endpoints
-        if endpoint.health.is_ready(now) and model in endpoint.models and endpoint not in tried
+        if endpoint.health.is_ready(now) and is_able(endpoint, request) and endpoint not in tried
     ]
     if ready:
         needed = request.prompt_tokens + request.allowed_tokens
@@ -140,13 +144,13 @@ def candidates(pool: Pool, request: InferenceRequest, tried: Container[Endpoint]
     return [
         endpoint
         for endpoint in pool.endpoints
-        if endpoint.health.is_last_resort(now) and model in endpoint.models and endpoint not in tried
+        if endpoint.health.is_last_resort(now) and is_able(endpoint, request) and endpoint not in tried
     ]
 
 
 def may_take(endpoint: Endpoint, request: InferenceRequest) -> bool:
-    """Whether an endpoint serves the model of a request and has context for it; its health aside."""
-    return request.model in endpoint.models and has_context(endpoint, request.prompt_tokens + request.allowed_tokens)
+    """Whether an endpoint is able to serve a request and has context for it; its health aside."""
+    return is_able(endpoint, request) and has_context(endpoint, request.prompt_tokens + request.allowed_tokens)
 
 
 def lent(pool: Pool, request: InferenceRequest, tried: Container[Endpoint], now: float) -> list[Endpoint]:

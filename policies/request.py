@@ -47,3 +47,5 @@ class InferenceRequest(NamedTuple):
     """Class of service by its name in admission; one that is not known there counts as the first."""
     weight: float = 1.0
     """Of its tenant: its share of what is served while tenants compete."""
+    needs: str = ""
+    """What its engine must be able to do, and not every engine is; empty: nothing."""

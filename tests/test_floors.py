@@ -26,6 +26,7 @@ LEVELS = (
         "unpack",
         "routes",
         "usage",
+        "salt",
         "splice",
         "trace",
         "metrics",

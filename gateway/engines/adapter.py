@@ -64,6 +64,8 @@ class Adapter(Protocol):
     """Its state pages are not to be read more often: some engines pay for it, or their requests do."""
     takes_unknown_fields: bool
     """False where the engine refuses a body with fields it does not know."""
+    salted_paths: frozenset[str]
+    """Paths whose bodies may name a `cache_salt`, by which it keeps its cache apart."""
     cuts_output: bool
     """Whether it ends an answer at the context's end, where others refuse a request that may come to more."""
 

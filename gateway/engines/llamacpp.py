@@ -36,6 +36,7 @@ class Llamacpp:
     # A client that left is noticed only after a second in which nothing else was asked of the queue that serves these
     # pages: polling each second would keep its request alive.
     takes_unknown_fields = True
+    salted_paths: frozenset[str] = frozenset()
     cuts_output = True
 
     def read_state(self, pages: Mapping[str, Page]) -> EngineReport:

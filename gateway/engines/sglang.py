@@ -42,6 +42,7 @@ class Sglang:
     model_paths: tuple[str, ...] = (LIST_PATH, INFO_PATH)
     min_state_interval_s = 0.0
     takes_unknown_fields = True
+    salted_paths = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/responses"))
     cuts_output = False
 
     def read_state(self, pages: Mapping[str, Page]) -> EngineReport:

@@ -28,6 +28,7 @@ class Tgi:
     model_paths: tuple[str, ...] = (INFO_PATH,)
     min_state_interval_s = 0.0
     takes_unknown_fields = True
+    salted_paths: frozenset[str] = frozenset()
     cuts_output = False
 
     def read_state(self, pages: Mapping[str, Page]) -> EngineReport:

@@ -30,6 +30,7 @@ class Triton:
     model_paths: tuple[str, ...] = (LIST_PATH,)
     min_state_interval_s = 0.0
     takes_unknown_fields = False  # its schemas say extra="forbid"
+    salted_paths: frozenset[str] = frozenset()
     cuts_output = False
 
     def read_state(self, pages: Mapping[str, Page]) -> EngineReport:

@@ -41,6 +41,7 @@ class Trtllm:
     model_paths: tuple[str, ...] = (LIST_PATH,)
     min_state_interval_s = 0.0
     takes_unknown_fields = False
+    salted_paths = frozenset(("/v1/chat/completions",))
     cuts_output = False
 
     def read_state(self, pages: Mapping[str, Page]) -> EngineReport:

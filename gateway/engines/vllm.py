@@ -35,6 +35,13 @@ class Vllm:
     model_paths: tuple[str, ...] = (LIST_PATH,)
     min_state_interval_s = 0.0
     takes_unknown_fields = True
+    salted_paths = frozenset(
+        (
+            *("/v1/chat/completions", "/v1/completions", "/v1/responses"),
+            *("/v1/embeddings", "/v1/rerank", "/v1/score", "/classify", "/pooling"),
+        )
+    )
+    """All but Anthropic's and audio: what it makes of those bodies has no salt."""
     cuts_output = False
 
     def read_state(self, pages: Mapping[str, Page]) -> EngineReport:

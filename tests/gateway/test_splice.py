@@ -7,7 +7,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.splice import append_member, edit, members
+from gateway.splice import append, edit, members
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
@@ -47,7 +47,7 @@ def test_dropped_members_leave_valid_json_behind(value: dict[str, Any], layout: 
 @given(OBJECTS, LAYOUTS)
 def test_an_appended_member_is_found_by_every_parser(value: dict[str, Any], layout: Any) -> None:
     body = dump(value, layout) + b" \n"
-    assert json.loads(b"".join(append_member(body, "stream_options", {"include_usage": True}))) == {
+    assert json.loads(b"".join(append(body, {"stream_options": {"include_usage": True}}))) == {
         **json.loads(body),
         "stream_options": {"include_usage": True},
     }

@@ -12,6 +12,7 @@ from policies.pools import (
     earliest_s,
     is_busy,
     lent,
+    may_take,
     serving,
     standing_of,
 )
@@ -218,3 +219,15 @@ def test_an_old_report_of_a_full_cache_keeps_nobody_away() -> None:
     at.report = EngineReport(kv_usage=0.99, at=NOW - 5)
     other.report = EngineReport(kv_usage=0.97, at=NOW)
     assert candidates(Pool("p", [at, other]), REQUEST, (), NOW) == [at, other]
+
+
+def test_who_needs_what_not_all_can_goes_only_to_those_that_can() -> None:
+    """Whatever their health, and neither for want of room nor as a last resort to others."""
+    plain, able, suspect = endpoint("plain"), endpoint("able"), endpoint("suspect", state=SUSPECT)
+    able.can = suspect.can = frozenset(("keep apart",))
+    needy = REQUEST._replace(needs="keep apart")
+    assert candidates(Pool("p", [plain, able, suspect]), needy, (), NOW) == [able]
+    assert candidates(Pool("p", [plain, suspect]), needy, (), NOW) == [suspect]
+    assert candidates(Pool("p", [plain]), needy, (), NOW) == []
+    assert candidates(Pool("p", [plain, able]), REQUEST, (), NOW) == [plain, able]
+    assert [may_take(each, needy) for each in (plain, able)] == [False, True]

@@ -9,6 +9,7 @@ from gateway.engines import llamacpp, sglang, tgi, triton, trtllm, vllm
 from gateway.engines.adapter import Adapter, Kind, Page
 from gateway.engines.catalog import ADAPTERS
 from gateway.engines.detect import DETECT_PATHS, detect
+from gateway.routes import ENGINE_ROUTES
 from tests.gateway.engines.garbage import ANYTHING, UNTIMED
 from tests.gateway.engines.pages import answer, capture, page
 
@@ -109,3 +110,14 @@ def test_a_page_cut_anywhere_is_read_as_far_as_it_goes(adapter: Adapter) -> None
             adapter.read_models(cut)
             adapter.incarnation(cut)
             detect(cut)
+
+
+def test_only_routes_whose_bodies_an_engine_salts_are_told_as_such() -> None:
+    salted = {kind: adapter.salted_paths for kind, adapter in ADAPTERS.items()}
+    assert all(path in ENGINE_ROUTES for paths in salted.values() for path in paths)
+    assert {kind for kind, paths in salted.items() if "/v1/chat/completions" in paths} == {
+        Kind.VLLM,
+        Kind.SGLANG,
+        Kind.TRTLLM,
+    }
+    assert not any("/v1/messages" in paths for paths in salted.values())
