@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from gateway.usage import Usage
-from policies.policy import Choice
+from policies.policy import Choice, Reason
 from policies.record import Outcome, RequestRecord
 
 
@@ -76,10 +76,23 @@ def id_line(trace: Trace) -> bytes:
     return b"x-request-id: %b\r\n" % trace.id.encode()
 
 
-def kvlane_lines(trace: Trace) -> bytes:
-    """Give the headers that say where a request went and why."""
+def _as_told(choice: Choice, own_tokens: int) -> Choice:
+    cached = None if choice.cached_tokens is None else min(choice.cached_tokens, own_tokens)
+    is_telling = choice.reason is Reason.PREFIX and not cached
+    return choice._replace(cached_tokens=cached, reason=Reason.LEAST_WORK if is_telling else choice.reason)
+
+
+def kvlane_lines(trace: Trace, own_tokens: int | None = None) -> bytes:
+    """Give the headers that say where a request went and why.
+
+    Args:
+        own_tokens: Of its prompt, what its tenant has sent before: of what is cached it is told no more, since that
+            would tell it what others send. None: there are no others.
+    """
     choice = trace.choice
     assert choice is not None
+    if own_tokens is not None:
+        choice = _as_told(choice, own_tokens)
     assert trace.dispatched_at is not None
     queue_ms = int((trace.dispatched_at - trace.arrived_at) * 1000)
     lines = (

@@ -181,8 +181,8 @@ def test_engines_that_know_no_salt_are_never_sent_what_is_kept_apart() -> None:
     with pytest.raises(ModelNotAllowed), desk.fleet.lease_on(desk.members[0], exchange.inference):
         pass
     shared, standing = desk.read(SHARED)
-    with desk.fleet.lease(shared.inference, standing) as lease:
-        assert lease.member is desk.members[0]
+    with desk.fleet.lease(shared.inference, standing) as one, desk.fleet.lease(shared.inference, standing) as other:
+        assert {one.member, other.member} == set(desk.members[:2])
 
 
 @pytest.mark.parametrize(

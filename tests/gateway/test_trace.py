@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.trace import Trace
+from gateway.trace import Trace, kvlane_lines
 from gateway.usage import Usage
 from policies.endpoint import Endpoint
 from policies.policy import Choice, Reason
@@ -80,3 +80,28 @@ def test_a_request_that_was_never_sent_has_waited_all_its_life() -> None:
 
 def test_a_request_that_ends_without_a_word_has_lost_its_client() -> None:
     assert Trace("r", "other", 100.0).finish(100.5).outcome is Outcome.DISCONNECTED
+
+
+@pytest.mark.parametrize(
+    ("predicted", "own", "told"),
+    [
+        (640, None, "prefix, 640"),
+        (640, 640, "prefix, 640"),
+        (640, 6400, "prefix, 640"),
+        (640, 128, "prefix, 128"),
+        (640, 0, "least_work, 0"),
+        (0, 640, "least_work, 0"),
+    ],
+)
+def test_a_tenant_is_told_of_no_more_than_it_has_sent_itself(predicted: int, own: int | None, told: str) -> None:
+    reason = Reason.PREFIX if predicted else Reason.LEAST_WORK
+    trace = replace(STREAM, choice=CHOICE._replace(reason=reason, cached_tokens=predicted))
+    lines = dict(line.split(": ") for line in kvlane_lines(trace, own).decode().splitlines())
+    assert f"{lines['x-kvlane-reason']}, {lines['x-kvlane-cached-tokens']}" == told
+    assert trace.choice is not None
+    assert trace.choice.cached_tokens == predicted  # for the operator's log and metrics
+
+
+def test_where_nobody_looked_at_prefixes_nothing_is_told_of_them() -> None:
+    assert b"cached" not in kvlane_lines(STREAM, 100)
+    assert b"x-kvlane-reason: least_loaded" in kvlane_lines(STREAM, 0)
