@@ -54,7 +54,7 @@ class Intake:
         classes: Classes,
         session_header: str | None,
         habits: OutputHabits,
-        secret_of: Callable[[Tenant], bytes | None] = lambda tenant: None,
+        secret_of: Callable[[Tenant], bytes | None],
     ) -> None:
         self._fleet = fleet
         self._reader_of = reader_of

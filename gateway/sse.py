@@ -105,14 +105,16 @@ class EventReader:
         That shape must have numbers in its first event, before anything is made: there they say nothing of the output,
         and a prompt of 0 is one that the engine does not tell.
         """
-        last = read_usage(self._last_usage)
-        if self._shape is Shape.MESSAGES and last is not None:
-            first = read_usage(self._first_usage, is_first=True)
-            if b'"message_delta"' not in self._last_usage:
-                return Usage(last.prompt_tokens, None, last.cached_tokens) if last.prompt_tokens else None
-            if first is not None:
-                return first.updated_by(last)
-        return last
+        if self._shape is not Shape.MESSAGES:
+            return read_usage(self._last_usage)
+        first = read_usage(self._first_usage, is_first=True)
+        end = self._last_usage.find(b"message_delta")
+        last = read_usage(self._last_usage[end:]) if end >= 0 else None
+        if first is None:
+            return last
+        if last is not None:
+            return first.updated_by(last)
+        return Usage(first.prompt_tokens, None, first.cached_tokens) if first.prompt_tokens else None
 
     def feed(self, data: bytes) -> bytes:
         """Take what came, give what may pass on."""

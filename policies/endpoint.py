@@ -4,7 +4,7 @@ An Endpoint is one incarnation of an engine: one that restarts, or leaves and co
 books, and leases on the old one end on the old one. `eq=False`: identity is what counts.
 
 Who writes: `gateway/lease.py` the books (`outstanding`), `gateway/fleet.py` what an engine reports and the unit of its
-prompts, `gateway/probe.py` its models and limits; health is told by `lease.py` and `probe.py` what they met.
+prompts, `gateway/probe.py` its models, its limits and what it can; `lease.py` and `probe.py` tell health what they met.
 Policies only read.
 """
 

@@ -132,10 +132,13 @@ def candidates(pool: Pool, request: InferenceRequest, tried: Container[Endpoint]
     are none, those that are suspected: one lost packet must not empty a pool. A suspect that was tried already is not
     tried again.
     """
+    model, needs, endpoints = request.model, request.needs, pool.endpoints
+    if needs:
+        endpoints = [endpoint for endpoint in endpoints if needs in endpoint.can]
     ready = [
         endpoint
-        for endpoint in pool.endpoints
-        if endpoint.health.is_ready(now) and is_able(endpoint, request) and endpoint not in tried
+        for endpoint in endpoints
+        if endpoint.health.is_ready(now) and model in endpoint.models and endpoint not in tried
     ]
     if ready:
         needed = request.prompt_tokens + request.allowed_tokens
@@ -143,8 +146,8 @@ def candidates(pool: Pool, request: InferenceRequest, tried: Container[Endpoint]
         return [endpoint for endpoint in roomy if not is_full(endpoint, now)] or roomy
     return [
         endpoint
-        for endpoint in pool.endpoints
-        if endpoint.health.is_last_resort(now) and is_able(endpoint, request) and endpoint not in tried
+        for endpoint in endpoints
+        if endpoint.health.is_last_resort(now) and model in endpoint.models and endpoint not in tried
     ]
 
 

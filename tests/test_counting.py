@@ -106,6 +106,10 @@ async def test_an_engine_without_usage_is_counted_within_5_percent(path: str, is
         assert reported.output_tokens == MADE
         await cluster[0].inject(Fault(Kind.NO_USAGE))
         await call(gateway.url, path, orjson.dumps({"model": "sim", **body}))
+<<<<<<< HEAD
+=======
+        assert answers.last.usage is None
+>>>>>>> count
         assert await counted(gateway, path, body, answers.last) == pytest.approx(MADE, rel=0.05)
         assert answers.last.counted_tokens == pytest.approx(MADE, rel=0.05 if is_stream else 0.5)
 

@@ -22,6 +22,7 @@ LEVELS = (
     # 0: words that everybody uses
     (
         "errors",
+        "logs",
         "config + document + sections + tenancy",
         "unpack",
         "routes",

@@ -19,7 +19,11 @@ from gateway.fleet import Fleet
 from gateway.intake import Intake
 from gateway.members import Member
 from gateway.routes import ENGINE_ROUTES
+<<<<<<< HEAD
 from gateway.salt import salt_of
+=======
+from gateway.salt import salt_of, secret_of
+>>>>>>> count
 from gateway.sections import Admission
 from gateway.tenants import Tenant
 from gateway.tokens.plain import TextReader
@@ -33,7 +37,11 @@ from policies.spread import LeastRequests
 from tests.wire.client import call
 
 CHAT = "/v1/chat/completions"
+<<<<<<< HEAD
 SECRETS = {"a": b"the secret of a", "b": b"the secret of b"}
+=======
+SECRETS = {name: secret_of(b"the secret of the house", name) for name in "ab"}
+>>>>>>> count
 A, B, SHARED = Tenant("a"), Tenant("b"), Tenant("shared")
 PROMPT = "You answer briefly, and in the language in which you were asked. " * 40
 

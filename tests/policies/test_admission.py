@@ -78,6 +78,22 @@ def test_who_is_gone_before_its_place_comes_free_does_not_get_it() -> None:
     assert states([first, second, third]) == ["left", "left", "granted"]
 
 
+def test_who_needs_what_only_one_engine_can_waits_for_that_one() -> None:
+    door = Door.of(places(1), engines=2, classes=ONE)
+    plain, able = door.pool.endpoints
+    able.can = frozenset(("keep apart",))
+    first = door.ask("t", 0.0, "first", needs="keep apart")
+    needy = door.ask("t", 0.0, "needy", needs="keep apart")
+    other = door.ask("t", 0.0, "other")
+    assert [first.endpoint, needy.endpoint, other.endpoint] == [able, None, plain]
+    door.end(other, 1.0)
+    assert states([needy]) == ["waiting"]
+    door.end(first, 2.0)
+    assert needy.endpoint is able
+    able.can = frozenset()
+    assert door.ask("t", 3.0, "late", needs="keep apart").refusal is Refusal.NOBODY
+
+
 def test_leaving_after_a_refusal_changes_nothing() -> None:
     door = Door.of(places(1), classes=(ServiceClass("interactive", max_queued=0),))
     door.ask("t", 0.0, "a")
