@@ -49,15 +49,17 @@ from gateway.proxy import Proxy
 from gateway.questions import Questions
 from gateway.readers import Readers
 from gateway.redisline import Line
+from gateway.salt import secret_of
 from gateway.sharedredis import line_to
 from gateway.sources import Inline, RedisSource, Source, configuration_file, tenants_file
 from gateway.stored import StoredResponses
-from gateway.tenants import Tenants
+from gateway.tenants import Tenant, Tenants
 from gateway.tenantwatch import TenantWatch
 from gateway.upstream import Upstream
 from policies.catalog import POLICIES
 from policies.index import PrefixIndex
 from policies.learned import OutputHabits
+from policies.own import OwnPrefixes
 from policies.record import RequestRecord
 
 log = logging.getLogger(__name__)
@@ -121,9 +123,10 @@ class Gateway:
         )
         self._id_prefix, self._id_counter = secrets.token_hex(5), itertools.count()
         self.tenants = tenants = Tenants(has_keys=config.has_keys)
-        self._line = line_to(config.redis, self._chance)
+        self._line = self._line_to_redis()
         self._tenant_watch = TenantWatch(tenants, tenant_sources(config, file, self._line), config)
         self._tenant_watch.show(self.metrics)
+        self._cache_root = (config.cache_secret or secrets.token_hex(32)).encode()
         self.limiter = Limiter(self.metrics, lambda: time.time_ns() // 1000, self._line)
         habits = OutputHabits()
         self.readers = Readers(config.models, Questions(self.fleet, self._session, self._clock))
@@ -133,7 +136,10 @@ class Gateway:
             upstream=self.upstream,
             stored=StoredResponses(Homes(), self.fleet, tenants, self.upstream),
             models=Models(self.fleet, config.aliases(), int(time.time())),
-            intake=Intake(self.fleet, self.readers.of, classes, config.routing.session_header, habits),
+            own=OwnPrefixes(secrets.randbits(64)),
+            intake=Intake(
+                self.fleet, self.readers.of, classes, config.routing.session_header, habits, self._cache_secret
+            ),
             demand=Demand({model.name: model.prices for model in config.models if model.prices}, habits),
             limiter=self.limiter,
             gate=self.gate,
@@ -290,6 +296,10 @@ class Gateway:
         for answer in list(member.in_flight):
             answer.give_up_if_silent(SILENT_S)
 
+    def _cache_secret(self, tenant: Tenant) -> bytes | None:
+        """Give the secret by which the caches of a tenant are kept apart; None: they need not be."""
+        return secret_of(self._cache_root, tenant.name) if tenant.isolate_cache else None
+
     def _new_id(self) -> str:
         return f"req_{self._id_prefix}{next(self._id_counter):010x}"
 
@@ -297,6 +307,12 @@ class Gateway:
         self.metrics.observe(record)
         if self._access_log is not None:
             self._access_log.write(record)
+
+    def _line_to_redis(self) -> Line | None:
+        try:
+            return line_to(self._config.redis, self._chance)
+        except ValueError as error:
+            raise StartError(str(error)) from error
 
     def _open_access_log(self) -> AccessLog | None:
         path = self._config.access_log.path

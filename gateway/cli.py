@@ -18,6 +18,7 @@ import uvloop
 from gateway import keycli
 from gateway.app import Gateway, StartError
 from gateway.config import Config
+from gateway.logs import Discreet, log_loop_fault
 from gateway.readers import unreadable
 from gateway.sources import Inline, Source, tenants_file
 from gateway.tenants import Tenants
@@ -53,11 +54,9 @@ def serve(
         give_up("say either which FILE to serve or one --endpoint URL for each engine")
     if log_level.lower() not in ("debug", "info", "warning", "error"):
         give_up(f"--log-level must be debug, info, warning or error, is {log_level!r}")
-    logging.basicConfig(
-        level=log_level.upper(),
-        format="%(asctime)s %(levelname)-7s %(message)s",
-        stream=sys.stderr,
-    )
+    told = logging.StreamHandler(sys.stderr)
+    told.setFormatter(Discreet("%(asctime)s %(levelname)-7s %(message)s"))
+    logging.basicConfig(level=log_level.upper(), handlers=[told])
     config = read(file, endpoint)
     changes = {"host": host, "port": port, "admin_port": admin_port}
     listen = config.listen.model_copy(update={key: value for key, value in changes.items() if value is not None})
@@ -132,6 +131,7 @@ async def run(config: Config, file: Path | None) -> None:
     """Serve until a signal says stop: SIGTERM drains with grace, SIGINT without, a second one of either cuts off."""
     gateway = Gateway(config, file)
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(log_loop_fault)
     stopping: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stopping.put_nowait, name)

@@ -268,6 +268,15 @@ class Config(Section):
     tenants: tuple[TenantConfig, ...] = ()
     tenants_file: Annotated[Path, Field(description="More tenants, in a file that `kvlane key` writes.")] | None = None
     tenants_in_redis: bool = False
+    cache_secret: Annotated[
+        str | None,
+        Field(
+            min_length=16,
+            repr=False,
+            description="Of tenants with isolate_cache: all gateways before the same engines need the same, or they "
+            "share no cache. None: one that is made up at each start.",
+        ),
+    ] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -331,7 +340,7 @@ class Config(Section):
         }
 
 
-NO_SECTIONS = {"pools", "models", "anonymous", "tenants", "tenants_file", "tenants_in_redis"}
+NO_SECTIONS = {"pools", "models", "anonymous", "tenants", "tenants_file", "tenants_in_redis", "cache_secret"}
 SECTIONS = frozenset(Config.model_fields) - NO_SECTIONS
 DOORS = ("anonymous", "tenants", "tenants_file", "tenants_in_redis")
 WHO_MAY_CALL = "who may call? Name tenants (`kvlane key` makes keys), or write `anonymous: {}` to let everybody in"

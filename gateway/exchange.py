@@ -10,7 +10,7 @@ from aiohttp.web_protocol import RequestPayloadError
 from aiohttp.web_request import BaseRequest
 
 from gateway.engines.catalog import ADAPTERS
-from gateway.errors import BodyTimeout, BrokenBody, RequestTooLarge
+from gateway.errors import BodyTimeout, BrokenBody, MethodNotAllowed, RequestTooLarge
 from gateway.members import Member
 from gateway.openai import Call
 from gateway.routes import Route
@@ -49,6 +49,16 @@ class Exchange:
             self.header_lines,
         )
         return [head, *body]
+
+
+def check_method(method: str, allowed: tuple[str, ...]) -> None:
+    """Make sure that a path is called as it is meant to be.
+
+    Raises:
+        MethodNotAllowed: it is not.
+    """
+    if method not in allowed:
+        raise MethodNotAllowed(method, allowed)
 
 
 def check_length(request: BaseRequest, most: int) -> None:

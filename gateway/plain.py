@@ -44,10 +44,6 @@ class PlainReader:
 
     @property
     def usage(self) -> Usage | None:
-<<<<<<< HEAD
-        """What the engine says it used."""
-        return read_usage(self._end)
-=======
         """What the engine says it used.
 
         Anthropic's shape must have numbers: where both are 0 nothing was told, since no message has no prompt.
@@ -56,7 +52,6 @@ class PlainReader:
         if self._shape is Shape.MESSAGES and usage is not None and not (usage.prompt_tokens or usage.output_tokens):
             return None
         return usage
->>>>>>> count
 
     @property
     def texts(self) -> list[str] | None:

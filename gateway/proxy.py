@@ -29,8 +29,8 @@ from gateway.attempt import Failure, ask, judge
 from gateway.client import ClientAnswer
 from gateway.connection import Stalled
 from gateway.demand import Demand
-from gateway.errors import GatewayError, InternalError, MethodNotAllowed, NotFound, Overloaded
-from gateway.exchange import Exchange, check_length, read_body
+from gateway.errors import GatewayError, InternalError, NotFound, Overloaded
+from gateway.exchange import Exchange, check_length, check_method, read_body
 from gateway.failures import failure_of
 from gateway.fleet import Fleet
 from gateway.gate import Admitted, Gate
@@ -57,6 +57,7 @@ from gateway.tenants import Tenant, Tenants
 from gateway.trace import CLIENT_LEFT, Trace, kvlane_lines, outcome_of, own_lines
 from gateway.upstream import Upstream
 from policies.endpoint import Endpoint
+from policies.own import OwnPrefixes
 from policies.pools import Standing
 from policies.record import Outcome, RequestRecord
 from policies.request import InferenceRequest
@@ -78,6 +79,7 @@ class Proxy:
         upstream: Upstream,
         stored: StoredResponses,
         models: Models,
+        own: OwnPrefixes,
         intake: Intake,
         demand: Demand,
         limiter: Limiter,
@@ -96,6 +98,7 @@ class Proxy:
         self._upstream = upstream
         self._stored = stored
         self._models = models
+        self._own = own
         self._intake = intake
         self._demand = demand
         self._limiter = limiter
@@ -300,7 +303,7 @@ class Proxy:
         if answer.encoding:
             lines += b"content-encoding: %b\r\n" % answer.encoding
         if exchange.tenant.kvlane_headers:
-            lines += kvlane_lines(trace)
+            lines += kvlane_lines(trace, self._own_tokens(exchange))
         trace.is_stream = is_stream
         exchange.body = b""  # a long stream must not keep a long prompt in memory
         try:
@@ -361,6 +364,15 @@ class Proxy:
         lines = lines_to_engine(request.raw_headers, headers.getall("connection", ()))
         return Exchange(route, request.method, request.raw_path, lines, body, call, tenant, inference)
 
+    def _own_tokens(self, exchange: Exchange) -> int | None:
+        """Count what a tenant has sent before of the prompt that is served to it now; None: there are no others."""
+        if self._tenants.are_few:
+            return None
+        name, request = exchange.tenant.name, exchange.inference
+        units = self._own.leading(name, request.prefix)
+        self._own.note(name, request.prefix)
+        return units * request.unit_tokens
+
     def _tell_health(self, client: ClientAnswer, path: str) -> StreamResponse:
         if path == "/healthz":
             return client.reply(200, JSON, b'{"status":"ok"}')
@@ -384,13 +396,3 @@ class Proxy:
         if trace.on_end is not None:
             trace.on_end()
         self._on_record(trace.finish(self._clock()))
-
-
-def check_method(method: str, allowed: tuple[str, ...]) -> None:
-    """Make sure that a path is called as it is meant to be.
-
-    Raises:
-        MethodNotAllowed: it is not.
-    """
-    if method not in allowed:
-        raise MethodNotAllowed(method, allowed)

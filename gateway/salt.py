@@ -11,14 +11,11 @@ from base64 import urlsafe_b64encode
 _BARE, _NAMED = b"\x00", b"\x01"
 
 
-<<<<<<< HEAD
-=======
 def secret_of(root: bytes, tenant: str) -> bytes:
     """Make the secret of a tenant, from one that the operator keeps for all of them."""
     return hmac.digest(root, tenant.encode("utf-8", "surrogatepass"), "sha256")
 
 
->>>>>>> count
 def salt_of(secret: bytes, named: object) -> str:
     """Give the salt to send, 43 characters of 256 bits; what a client names and is no text, or empty, is no salt."""
     own = _NAMED + named.encode("utf-8", "surrogatepass") if named and isinstance(named, str) else _BARE

@@ -143,6 +143,11 @@ class Tenants:
         return self._anonymous if name == ANONYMOUS_NAME else self._by_name.get(name)
 
     @property
+    def are_few(self) -> bool:
+        """Whether there is one at the most: nothing has to be kept from others."""
+        return len(self._by_name) + (self._anonymous is not None) <= 1
+
+    @property
     def key_count(self) -> int:
         """How many secrets there are, expired ones included."""
         return len(self._secrets)

@@ -118,9 +118,10 @@ class TenantWatch:
         every = [origin.taken for origin in self._origins]
         anonymous = next((callers.anonymous for callers in every if callers.anonymous is not None), None)
         self._tenants.put([tenant for callers in every for tenant in callers.tenants], anonymous)
-        told = ", ".join(origin.source.title for origin in taken)
-        count, keys = sum(len(callers.tenants) for callers in every), self._tenants.key_count
-        log.info("tenants: %d with %d secrets, after %s was read", count, keys, told)
+        if self._is_loaded:
+            told = ", ".join(origin.source.title for origin in taken)
+            count = sum(len(callers.tenants) for callers in every)
+            log.info("tenants: %d with %d secrets, since %s has changed", count, self._tenants.key_count, told)
         for origin in taken:
             self._note(origin, "")
 

@@ -20,6 +20,7 @@ from gateway.tenants import ANONYMOUS
 from gateway.tokens.plain import TextReader
 from gateway.trace import Trace
 from gateway.usage import Usage
+from policies.learned import OutputHabits
 from policies.request import InferenceRequest
 from policies.spread import LeastRequests
 
@@ -39,7 +40,14 @@ class Desk:
 
     def __init__(self, session_header: str | None = None) -> None:
         self.fleet = fleet()
-        self.intake = Intake(self.fleet, lambda model: TextReader(), Classes(Admission()), session_header)
+        self.intake = Intake(
+            self.fleet,
+            lambda model: TextReader(),
+            Classes(Admission()),
+            session_header,
+            OutputHabits(),
+            lambda tenant: None,
+        )
 
     def exchange(self, body: dict[str, Any], path: str = CHAT) -> Exchange:
         route = ENGINE_ROUTES[path]

@@ -19,11 +19,7 @@ from gateway.fleet import Fleet
 from gateway.intake import Intake
 from gateway.members import Member
 from gateway.routes import ENGINE_ROUTES
-<<<<<<< HEAD
-from gateway.salt import salt_of
-=======
 from gateway.salt import salt_of, secret_of
->>>>>>> count
 from gateway.sections import Admission
 from gateway.tenants import Tenant
 from gateway.tokens.plain import TextReader
@@ -31,17 +27,14 @@ from gateway.trace import Trace
 from loadtests.cluster import Cluster
 from loadtests.settings import Settings
 from policies.events import Stored
+from policies.learned import OutputHabits
 from policies.pools import Standing
 from policies.request import InferenceRequest
 from policies.spread import LeastRequests
 from tests.wire.client import call
 
 CHAT = "/v1/chat/completions"
-<<<<<<< HEAD
-SECRETS = {"a": b"the secret of a", "b": b"the secret of b"}
-=======
 SECRETS = {name: secret_of(b"the secret of the house", name) for name in "ab"}
->>>>>>> count
 A, B, SHARED = Tenant("a"), Tenant("b"), Tenant("shared")
 PROMPT = "You answer briefly, and in the language in which you were asked. " * 40
 
@@ -58,6 +51,7 @@ class Desk:
             lambda model: TextReader(),
             Classes(Admission()),
             None,
+            OutputHabits(),
             lambda tenant: SECRETS.get(tenant.name),
         )
 
