@@ -108,14 +108,16 @@ class FileSource:
         signature = signature_of(self._path)
         is_still = signature == self._seen or not self._has_looked
         if is_still and (signature != self._taken or not self._has_looked):
-            self._trouble = ""
+            self._taken = self._seen = signature
+            self._has_looked = True
+            self._trouble = "reading it failed inside the gateway"
             try:
-                return self._parse(self._path)
+                callers = self._parse(self._path)
             except SourceError as error:
                 self._trouble = str(error)
-            finally:
-                self._taken = self._seen = signature
-                self._has_looked = True
+            else:
+                self._trouble = ""
+                return callers
         self._seen = signature
         if self._trouble:
             raise SourceError(self._trouble)
@@ -237,7 +239,7 @@ def parse_documents(documents: Mapping[str, str]) -> tuple[TenantConfig, ...]:
                 raise ValueError(f"calls itself {tenant.name}")
             found.append(tenant)
         except ValueError as error:
-            problems.append(f"tenant {name[:100]}: {error}")
+            problems.append(f"tenant {name[:100]!r}: {error}")
     if problems:
         raise ValueError("; ".join(problems))
     return tuple(found)

@@ -15,6 +15,7 @@ from gateway.sources import (
     FILE_EVERY_S,
     REDIS_EVERY_S,
     VERSION,
+    Callers,
     FileSource,
     RedisSource,
     SourceError,
@@ -128,6 +129,16 @@ def test_a_file_that_is_gone_is_trouble_until_it_is_back(file: Path) -> None:
     assert [look(source), look(source), look(source)] == ["No such file or directory", ["a"], None]
 
 
+def test_a_file_that_a_fault_of_ours_kept_from_being_read_is_trouble_until_it_changes(file: Path) -> None:
+    def parse(path: Path) -> Callers:
+        raise ZeroDivisionError
+
+    source = FileSource("tenants_file", file, parse)
+    with pytest.raises(ZeroDivisionError):
+        source.look()
+    assert look(source) == look(source) == "reading it failed inside the gateway"
+
+
 def test_an_empty_list_is_no_tenants(file: Path) -> None:
     file.write_text("tenants: []\n")
     assert look(tenants_file(file)) == []
@@ -218,10 +229,10 @@ async def test_a_redis_that_has_forgotten_brings_nothing_back(line: Line, redis_
 @pytest.mark.parametrize(
     ("document", "words"),
     [
-        ("{", "tenant a: invalid JSON"),
-        ({"name": "b"}, "tenant a: calls itself b"),
-        ({"name": "a", "limits": {"parallel": -1}}, "tenant a: limits.parallel: "),
-        ({"name": "a", "key_sha256": ["kvl-secret"]}, "tenant a: key_sha256: each must be 64 hex digits"),
+        ("{", "tenant 'a': invalid JSON"),
+        ({"name": "b"}, "tenant 'a': calls itself b"),
+        ({"name": "a", "limits": {"parallel": -1}}, "tenant 'a': limits.parallel: "),
+        ({"name": "a", "key_sha256": ["kvl-secret"]}, "tenant 'a': key_sha256: each must be 64 hex digits"),
     ],
 )
 async def test_a_bad_document_is_trouble_until_it_is_good(
