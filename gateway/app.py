@@ -113,6 +113,7 @@ class Gateway:
             self._clock,
             classes=classes.rules,
             flow=classes.flow,
+            smoothing_s=config.admission.smoothing_s,
             is_open=not config.admission.enabled,
         )
         self._id_prefix, self._id_counter = secrets.token_hex(5), itertools.count()
