@@ -15,7 +15,6 @@ from typing import Annotated, TypeVar
 
 import typer
 import yaml
-from rich.table import Table
 
 from gateway import keys, keystores
 from gateway.config import Config
@@ -138,15 +137,16 @@ async def _new(
 
 async def _list(config: Config, file: Path) -> None:
     now = datetime.now(UTC)
-    table = Table("tenant", "key", "secret", "expires", "state", "in", box=None, pad_edge=False)
+    rows = [["TENANT", "KEY", "SECRET", "EXPIRES", "STATE", "IN"]]
     async with connected(config) as line:
         for place in stores(config, file, line):
             for tenant in await place.tenants():
-                for entry in keys.entries([tenant]):
-                    table.add_row(*row(entry, now), place.title)
+                rows += [[*row(entry, now), place.title] for entry in keys.entries([tenant])]
                 if not tenant.keys and not tenant.key_sha256:
-                    table.add_row(tenant.name, "-", "-", "-", "no key", place.title)
-    out.print(table, markup=False)
+                    rows.append([tenant.name, "-", "-", "-", "no key", place.title])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for cells in rows:
+        out.print("  ".join(map(str.ljust, cells, widths)).rstrip(), markup=False)
 
 
 async def _revoke(config: Config, file: Path, key: str, old: bool) -> None:

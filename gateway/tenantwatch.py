@@ -94,9 +94,9 @@ class TenantWatch:
         except SourceError as error:
             self._note(origin, str(error))
             return
-        except Exception as error:
+        except Exception:
             log.exception("tenants: reading %s failed inside the gateway", origin.source.title)
-            self._note(origin, f"reading it failed inside the gateway: {type(error).__name__}")
+            self._note(origin, "reading it failed inside the gateway")
             return
         if given is not None:
             origin.waiting = given

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.app import Gateway, running
-from gateway.config import load
+from gateway.app import Gateway, StartError, running
+from gateway.config import build, load
 from gateway.keys import entries, sha256_of, the_one, without_key
 from gateway.keystores import FileStore, RedisStore, Store
 from gateway.redisline import Line, Servers
@@ -177,6 +177,18 @@ async def until_so(ask: Callable[[], Awaitable[float | None]], wanted: float) ->
             return
         await asyncio.sleep(0.02)
     raise AssertionError(f"still {found}, not {wanted}")
+
+
+async def test_without_redis_a_gateway_that_knows_no_tenants_does_not_start(redis_server: RedisServer) -> None:
+    """It could only tell everybody that his key is wrong."""
+    redis_server.kill()
+    pools = [{"endpoints": [{"url": "http://127.0.0.1:9"}]}]
+    sections = {"pools": pools, "listen": {"port": 0, "admin_port": 0}, "tenants_in_redis": True}
+    config = build({**sections, "redis": {"url": redis_server.url, "password": "s3cret"}}, "test", {})
+    with pytest.raises(StartError, match=f"^Redis: redis 127.0.0.1:{redis_server.port}: ") as caught:
+        async with running(config):
+            pass
+    assert "s3cret" not in str(caught.value)
 
 
 # The configuration file itself.
