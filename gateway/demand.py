@@ -13,6 +13,7 @@ What is charged in the end, by how the request ended:
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from gateway.exchange import Exchange
 from gateway.tenancy import PricesConfig
@@ -25,7 +26,17 @@ from policies.record import Outcome
 
 REQUEST_ONLY = Amounts(1, 0, 0)
 MAX_TARIFFS = 10_000
-MEDIA = b";base64,", b'"input_audio"'
+PICTURE, SOUND = b";base64,", b'"input_audio"'
+
+
+class Guess(NamedTuple):
+    """What a request may come to."""
+
+    estimate: Amounts
+    kept: Amounts
+    """Of it, what stays charged if nobody ever tells: the prompt."""
+    text_bytes: int
+    """What the prompt was guessed from."""
 
 
 class Demand:
@@ -42,23 +53,23 @@ class Demand:
         self._prompts = PromptHabits()
         self._tariffs: OrderedDict[tuple[str, str], tuple[Tenant, Tariff]] = OrderedDict()
 
-    def guess(self, exchange: Exchange, model: str) -> tuple[Amounts, Amounts]:
-        """Say what a request may come to, and what of it stays if nobody ever tells: its prompt."""
+    def guess(self, exchange: Exchange, model: str) -> Guess:
+        """Say what a request may come to."""
         tenant, call = exchange.tenant, exchange.call
         tariff = self.tariff(tenant, model)
-        prompt_tokens = 0
-        if exchange.route.prefills and not exchange.route.is_multipart:
-            prompt_tokens = self._prompts.expected_tokens(tenant.name, model, text_bytes(exchange.body))
+        length = text_bytes(exchange.body) if exchange.route.prefills and not exchange.route.is_multipart else 0
+        prompt_tokens = self._prompts.expected_tokens(tenant.name, model, length)
         output_tokens = 0
         if exchange.route.generates:
             most = 1 << 31 if call.max_tokens is None else call.max_tokens
             output_tokens = self._outputs.allowed_tokens(tenant.name, model, most) * call.choices
             if tenant.max_reserved_output_tokens is not None:
                 output_tokens = min(output_tokens, tenant.max_reserved_output_tokens)
-        return tariff.amounts(prompt_tokens, 0, output_tokens), tariff.amounts(prompt_tokens, 0, 0)
+        whole, kept = tariff.amounts(prompt_tokens, 0, output_tokens), tariff.amounts(prompt_tokens, 0, 0)
+        return Guess(whole, kept, length)
 
-    def came_to(self, tenant: Tenant, trace: Trace) -> Amounts:
-        """Say what an ended request is charged."""
+    def came_to(self, tenant: Tenant, trace: Trace, guess: Guess) -> Amounts:
+        """Say what an ended request is charged, and learn from it."""
         match trace.outcome:
             case Outcome.REFUSED | Outcome.FAILED:
                 return NOTHING
@@ -67,14 +78,11 @@ class Demand:
             case Outcome.DISCONNECTED if not trace.tries:
                 return REQUEST_ONLY
         its = used(trace.usage, prompt_tokens=trace.prompt_tokens, counted_tokens=trace.counted_tokens)
+        self._prompts.learn(tenant.name, trace.model, guess.text_bytes, its.prompt_tokens)
         cached = its.cached_tokens
         if trace.choice is not None and (trace.usage is None or trace.usage.cached_tokens is None):
             cached = min(its.prompt_tokens, trace.choice.cached_tokens or 0)  # the engine does not tell
         return self.tariff(tenant, trace.model).amounts(its.prompt_tokens, cached, its.output_tokens)
-
-    def learn(self, exchange: Exchange, length: int, prompt_tokens: int) -> None:
-        """Note how many tokens a prompt had of whose text so many bytes came."""
-        self._prompts.learn(exchange.tenant.name, exchange.inference.model, length, prompt_tokens)
 
     def tariff(self, tenant: Tenant, model: str) -> Tariff:
         """Give what a tenant's tokens of a model count for, and what they cost."""
@@ -94,14 +102,15 @@ class Demand:
 def text_bytes(body: bytes) -> int:
     """Count the bytes of a body that may be text: without pictures and sound in base64."""
     length = len(body)
-    for mark in MEDIA:
+    for mark in (PICTURE, SOUND):
         place = body.find(mark)
         while place >= 0:
             begin = place + len(mark)
-            if mark is MEDIA[1]:
-                begin = body.find(b'"data"', begin) + 8  # and the quote that opens its value, more or less
+            if mark == SOUND:
+                data = body.find(b'"data"', begin)
+                begin = body.find(b'"', data + 6) + 1 if data >= 0 else 0
             end = body.find(b'"', begin)
-            if begin < place or end < 0:
+            if not begin or end < 0:
                 break
             length -= end - begin
             place = body.find(mark, end)

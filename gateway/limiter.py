@@ -96,9 +96,7 @@ class Limiter:
             LimitReached, BudgetSpent: a limit does not let it pass.
             Overloaded: the limits cannot be known, and this tenant is not let in then.
         """
-        quotas = self._quotas_of(tenant, model)
-        if not quotas:
-            return FREE
+        quotas = self.quotas_of(tenant, model)
         id = self._new_id()
         shared = self.shared
         if shared is not None:
@@ -137,7 +135,7 @@ class Limiter:
     def _new_id(self) -> str:
         return f"{self._prefix}{next(self._numbers):x}"
 
-    def _quotas_of(self, tenant: Tenant, model: str) -> tuple[Quota, ...]:
+    def quotas_of(self, tenant: Tenant, model: str) -> tuple[Quota, ...]:
         """Give the limits that a request of a tenant falls under."""
         known = self._quotas.get((tenant.name, model))
         if known is None or known[0] is not tenant:

@@ -385,9 +385,12 @@ class Proxy:
     async def _reserve(self, exchange: Exchange, model: str, trace: Trace) -> None:
         """Reserve what a request may come to; `_settle` says what it came to, whatever happens."""
         tenant = exchange.tenant
-        grant = await self._limiter.reserve(tenant, model, *self._demand.guess(exchange, model))
+        if not self._limiter.quotas_of(tenant, model):
+            return
+        guess = self._demand.guess(exchange, model)
+        grant = await self._limiter.reserve(tenant, model, guess.estimate, guess.kept)
         trace.limit_lines = grant.lines
-        trace.on_end = lambda: grant.settle(self._demand.came_to(tenant, trace))
+        trace.on_end = lambda: grant.settle(self._demand.came_to(tenant, trace, guess))
 
     def _settle(self, trace: Trace, client: ClientAnswer) -> None:
         trace.status = client.status

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from policies.learned import OutputHabits
+from policies.learned import OutputHabits, PromptHabits
 
 
 def test_nothing_seen_means_512_at_most_and_no_more_than_fits() -> None:
@@ -38,3 +38,17 @@ def test_the_pair_heard_of_longest_ago_is_forgotten() -> None:
         habits.learn(tenant, "m", 1)
     assert len(habits) == 2
     assert [habits.expected_tokens(tenant, "m", 1000) < 256 for tenant in "abc"] == [True, False, True]
+
+
+def test_tokens_a_byte_are_learned_by_tenant_and_model() -> None:
+    habits = PromptHabits(most=2)
+    assert habits.expected_tokens("t", "m", 400) == 100
+    habits.learn("t", "m", 100, 50)
+    assert habits.expected_tokens("t", "m", 400) == 200
+    habits.learn("t", "m", 100, 5000)  # a vocabulary has a token for each byte at the worst
+    assert 200 < habits.expected_tokens("t", "m", 400) < 400
+    habits.learn("t", "m", 0, 10)
+    assert habits.expected_tokens("other", "m", 400) == 100
+    habits.learn("a", "m", 1, 1)
+    habits.learn("b", "m", 1, 1)
+    assert len(habits) == 2
