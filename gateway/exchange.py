@@ -11,11 +11,13 @@ from aiohttp.web_request import BaseRequest
 
 from gateway.engines.catalog import ADAPTERS
 from gateway.errors import BodyTimeout, BrokenBody, MethodNotAllowed, RequestTooLarge
+from gateway.headers import client_deadline_s, lines_to_engine
 from gateway.members import Member
 from gateway.openai import Call
 from gateway.routes import Route
 from gateway.splice import Buffer
 from gateway.tenants import Tenant
+from gateway.trace import Trace
 from policies.request import InferenceRequest
 
 
@@ -33,6 +35,18 @@ class Exchange:
     tenant: Tenant
     inference: InferenceRequest
     """Of sizes unknown, until the prompt has been read."""
+
+    @classmethod
+    def of(
+        cls, request: BaseRequest, route: Route, body: bytes, call: Call, tenant: Tenant, trace: Trace, most_s: float
+    ) -> "Exchange":
+        """Make it of what a client sent; its own deadline holds if it is sooner than `most_s` from its arrival."""
+        headers = request.headers
+        own_s = client_deadline_s(headers)
+        deadline = trace.arrived_at + (most_s if own_s is None else min(own_s, most_s))
+        inference = InferenceRequest(id=trace.id, model=call.model, tenant=tenant.name, deadline=deadline)
+        lines = lines_to_engine(request.raw_headers, headers.getall("connection", ()))
+        return cls(route, request.method, request.raw_path, lines, body, call, tenant, inference)
 
     def pieces_for(self, member: Member) -> list[Buffer]:
         """Give the bytes of the request as one engine gets it."""

@@ -37,9 +37,7 @@ from gateway.gate import Admitted, Gate
 from gateway.headers import (
     EVENT_STREAM_LINES,
     bearer_key,
-    client_deadline_s,
     lines_to_client,
-    lines_to_engine,
     sane_request_id,
 )
 from gateway.intake import Intake
@@ -50,17 +48,16 @@ from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.openai import Call
 from gateway.relay import Answer, AnswerKind
-from gateway.routes import ENGINE_ROUTES, MODELS_PATH, STORED_RESPONSE, STORED_RESPONSE_METHODS, Route
+from gateway.routes import ENGINE_ROUTES, MODELS_PATH, STORED_RESPONSE, STORED_RESPONSE_METHODS
 from gateway.sections import Listen, Retries, Timeouts
 from gateway.stored import STORED_ROUTE, StoredResponses
-from gateway.tenants import Tenant, Tenants
+from gateway.tenants import Tenants
 from gateway.trace import CLIENT_LEFT, Trace, kvlane_lines, outcome_of, own_lines
 from gateway.upstream import Upstream
 from policies.endpoint import Endpoint
 from policies.own import OwnPrefixes
 from policies.pools import Standing
 from policies.record import Outcome, RequestRecord
-from policies.request import InferenceRequest
 from policies.retries import RetryBudget
 
 log = logging.getLogger(__name__)
@@ -176,7 +173,7 @@ class Proxy:
         client.go_on()
         body = await read_body(request, self._listen.max_body_bytes, self._listen.body_timeout_s)
         if stored is not None:
-            exchange = self._exchange(request, STORED_ROUTE, body, Call(""), tenant, trace)
+            exchange = Exchange.of(request, STORED_ROUTE, body, Call(""), tenant, trace, self._timeouts.deadline_s)
             await self._reserve(exchange, "", trace)
             holder = await self._stored.holder_of(stored["id"], exchange)
             if holder is None:
@@ -184,7 +181,7 @@ class Proxy:
             return await self._try_on(holder, exchange, client, trace)
         assert route is not None
         call = openai.parse(route, request.headers.get("content-type", ""), body)
-        exchange = self._exchange(request, route, body, call, tenant, trace)
+        exchange = Exchange.of(request, route, body, call, tenant, trace, self._timeouts.deadline_s)
         body = b""  # the exchange alone keeps it, and only until it is answered
         model = self._models.served_as(call.model)
         tenant.check_model(call.model, model)
@@ -342,27 +339,6 @@ class Proxy:
         return client.reply(failure.answer.status, failure.lines + own_lines(trace), failure.answer.body)
 
     # Small parts.
-
-    def _exchange(
-        self,
-        request: BaseRequest,
-        route: Route,
-        body: bytes,
-        call: Call,
-        tenant: Tenant,
-        trace: Trace,
-    ) -> Exchange:
-        headers = request.headers
-        own_s = client_deadline_s(headers)
-        allowed_s = self._timeouts.deadline_s if own_s is None else min(own_s, self._timeouts.deadline_s)
-        inference = InferenceRequest(
-            id=trace.id,
-            model=call.model,
-            tenant=tenant.name,
-            deadline=trace.arrived_at + allowed_s,
-        )
-        lines = lines_to_engine(request.raw_headers, headers.getall("connection", ()))
-        return Exchange(route, request.method, request.raw_path, lines, body, call, tenant, inference)
 
     def _own_tokens(self, exchange: Exchange) -> int | None:
         """Count what a tenant has sent before of the prompt that is served to it now; None: there are no others."""
