@@ -129,7 +129,7 @@ def with_rotated_key(
     if expires_at is None and entry.state(now) == "expired":
         raise KeyProblem(f"{entry} has expired: say until when it is good with --expires")
     fresh = _of(secret)
-    update = {**fresh, "sha256": (*fresh["sha256"], *entry.key.sha256)}
+    update: dict[str, object] = {**fresh, "sha256": (*fresh["sha256"], *entry.key.sha256)}
     if expires_at is not None:
         update["expires_at"] = expires_at
     return _with(tenant, entry, entry.key.model_copy(update=update))
