@@ -41,7 +41,7 @@ def instructions(name: str) -> list[str]:
 
 def mounts(service: str) -> dict[str, Path]:
     """Map each path in a service's container to the file of ours that is mounted there."""
-    volumes = (volume.split(":") for volume in SERVICES[service].get("volumes", []))
+    volumes = (volume.split(":") for volume in SERVICES[service].get("volumes", []) if volume[0] == ".")
     return {inside: ROOT / outside for outside, inside, *_ in volumes}
 
 
