@@ -14,6 +14,7 @@ answers. MOVED is followed at once, and makes the cluster be surveyed again; ser
 
 import asyncio
 import binascii
+import re
 import ssl
 import time
 from collections import deque
@@ -23,12 +24,13 @@ from itertools import count
 from random import Random
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from gateway.redislink import ELSEWHERE, PROBE_KEY, Counts, Link
+from gateway.redislink import PROBE_KEY, Counts, Link
 from gateway.rediswire import Access, Address, Answer, LineDown, Part, Question, Refusal, Script, Wire
 
 SLOTS = 16_384
 MAX_HOPS = 3  # more is a cluster that does not know itself
 PORT, SENTINEL_PORT = 6379, 26_379
+ELSEWHERE = re.compile(r"(?P<kind>MOVED|ASK) (?P<slot>\d{1,5}) (?P<host>\S*):(?P<port>\d{1,5})")
 SCHEMES = ("redis", "rediss", "unix")
 
 
@@ -202,22 +204,22 @@ class Line:
                 self._seeds[0], self._door, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._servers.service
             )
             match answer:
-                case [bytes(host), bytes(port)]:
+                case [bytes(host), bytes(port)] if port.isdigit():
                     return Address(host.decode(), int(port))
             self._seeds.rotate(-1)
         raise LineDown(f"no sentinel knows a master called {self._servers.service}")
 
     def _redirect(self, question: Question, refusal: Refusal, teller: Address) -> bool:
         """Follow MOVED and ASK, `MOVED 3999 127.0.0.1:6381`; give whether there was one to follow."""
-        kind, _, rest = str(refusal).partition(" ")
-        if kind not in ELSEWHERE or not self._servers.is_cluster or question.hops == MAX_HOPS or self._is_closed:
+        if not self._servers.is_cluster or question.hops == MAX_HOPS or self._is_closed:
             return False
-        slot, _, place = rest.partition(" ")
-        host, _, port = place.rpartition(":")
-        link = self._link_to(Address(host or teller.host, int(port)))
+        told = ELSEWHERE.fullmatch(str(refusal))
+        if told is None or int(told["slot"]) >= SLOTS:
+            return False
+        link = self._link_to(Address(told["host"] or teller.host, int(told["port"])))
         question.hops += 1
-        if kind == "MOVED":
-            self._by_slot[int(slot)] = link
+        if told["kind"] == "MOVED":
+            self._by_slot[int(told["slot"])] = link
             if self._errand is None or self._errand.done():
                 self._errand = asyncio.create_task(self._survey(), name="survey of the cluster")
         else:
@@ -253,7 +255,7 @@ class Line:
         current = set()
         for share in shares:
             match share:
-                case [int(first), int(last), [host, int(port), *_], *_]:
+                case [int(first), int(last), [host, int(port), *_], *_] if 0 <= first <= last < SLOTS:
                     # A node that does not know its own name is where it was asked.
                     address = Address(host.decode() if isinstance(host, bytes) and host else teller.host, port)
                     link = self._link_to(address)

@@ -184,7 +184,9 @@ class Link:
                 return
             except TimeoutError:
                 self._go_down(f"no connection within {CONNECT_S:g} s")
-            except (OSError, LineDown, Refusal) as error:
+            except Exception as error:  # whatever a name or a server is like, the trying does not end
+                if self.is_up and not isinstance(error, OSError | LineDown | Refusal):
+                    log.exception("redis %s: connecting failed inside the gateway", self.name)
                 self._go_down(str(error) or type(error).__name__)
             finally:
                 self._first.set()

@@ -262,15 +262,41 @@ async def test_a_loop_that_was_held_up_is_not_taken_for_a_silent_redis(redis_ser
         assert line.counts.timeouts == 0
 
 
-async def test_what_is_no_redis_is_down() -> None:
-    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        writer.close()
+@asynccontextmanager
+async def saying(words: bytes) -> AsyncIterator[str]:
+    """Serve the same words to whatever comes; give the URL."""
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server, open_line(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}") as line:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            while await reader.read(65_536):
+                writer.write(words)
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_what_is_no_redis_is_down() -> None:
+    async with saying(b"HTTP/1.1 400 Bad Request\r\n\r\n") as url, open_line(url) as line:
         assert not line.is_up
         assert "does not speak as Redis does" in line.why
+
+
+@pytest.mark.parametrize(
+    "words",
+    [b"-MOVED\r\n", b"-MOVED 99999 a:1\r\n", b"-MOVED x y:z\r\n", b"-ASK -1 \r\n", b"-\r\n", b"*1\r\n-MOVED 1 a:1\r\n"],
+)
+async def test_nonsense_keeps_nobody_waiting(words: bytes) -> None:
+    async with saying(words) as url, open_line(url, is_cluster=True) as line, asyncio.timeout(PATIENCE_S):
+        for _ in range(3):
+            await asyncio.gather(line.script(ECHO, ["a"], ["b"]), return_exceptions=True)
+
+
+async def test_a_name_that_cannot_be_is_down_and_tried_again(log: pytest.LogCaptureFixture) -> None:
+    async with open_line(f"redis://{'a' * 70}.example") as line:
+        assert not line.is_up
+        await is_failing(line.ask("PING"))
+        await settled(line)
+        assert len(log.messages) == 2, "what happened, and that it is down"
 
 
 async def test_what_was_asked_is_answered_before_the_end(redis_server: RedisServer) -> None:
