@@ -16,7 +16,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import BinaryIO
@@ -25,6 +25,8 @@ import aiohttp
 from aiohttp import web
 
 from gateway.accesslog import AccessLog
+from gateway.accountpages import AccountPages, LimitState
+from gateway.accounts import Keeper
 from gateway.admin import admin_app
 from gateway.admin import log as admin_log
 from gateway.classes import Classes
@@ -50,9 +52,13 @@ from gateway.redisline import Line
 from gateway.sharedredis import line_to
 from gateway.sources import Inline, RedisSource, Source, configuration_file, tenants_file
 from gateway.stored import StoredResponses
-from gateway.tenants import Tenants
+from gateway.tariffs import Tariffs
+from gateway.tenants import Tenant, Tenants
 from gateway.tenantwatch import TenantWatch
 from gateway.upstream import Upstream
+from gateway.usagefiles import UsageInFiles
+from gateway.usageredis import UsageInRedis
+from gateway.usagestore import Memory, Store, StoreError
 from policies.catalog import POLICIES
 from policies.index import PrefixIndex
 from policies.record import RequestRecord
@@ -120,6 +126,16 @@ class Gateway:
         self._line = line_to(config.redis, self._chance)
         self._tenant_watch = TenantWatch(tenants, tenant_sources(config, file, self._line), config)
         self._tenant_watch.show(self.metrics)
+        self._keeper = Keeper(
+            usage_store(config, self._line),
+            Tariffs(tenants, config.models).of,
+            self.metrics,
+            time.time,
+            config.accounting.days,
+        )
+        self._account_pages = AccountPages(
+            self._keeper, tenants, self._tenant_watch.configs, no_limits, lambda tenant: None, time.time
+        )
         self.readers = Readers(config.models, Questions(self.fleet, self._session, self._clock))
         self.proxy = Proxy(
             fleet=self.fleet,
@@ -170,6 +186,10 @@ class Gateway:
         problems = [*await self.readers.start(), *await self._tenant_watch.load()]
         if problems:
             raise StartError("; ".join(problems))
+        try:
+            await self._keeper.start()
+        except StoreError as error:
+            raise StartError(str(error)) from error
         listen = self._config.listen
         loop = asyncio.get_running_loop()
         try:
@@ -178,7 +198,7 @@ class Gateway:
             )
         except OSError as error:
             raise StartError(f"cannot listen on {listen.host}:{listen.port}: {reason(error)}") from error
-        app = admin_app(self.fleet, self.metrics, self._clock, Guard(listen))
+        app = admin_app(self.fleet, self.metrics, self._clock, Guard(listen), self._account_pages.routes())
         self._admin_runner = web.AppRunner(app, access_log=None, logger=admin_log)
         await self._admin_runner.setup()
         try:
@@ -232,6 +252,7 @@ class Gateway:
         await self.readers.close()
         if self._admin_runner is not None:
             await self._admin_runner.cleanup()
+        await self._keeper.close()
         if self._line is not None:
             await self._line.close()
         await self._session.close()
@@ -284,6 +305,7 @@ class Gateway:
 
     def _record(self, record: RequestRecord) -> None:
         self.metrics.observe(record)
+        self._keeper.note(record)
         if self._access_log is not None:
             self._access_log.write(record)
 
@@ -313,6 +335,20 @@ def tenant_sources(config: Config, file: Path | None, line: Line | None) -> list
     if config.tenants_in_redis and line is not None:
         sources.append(RedisSource(line))
     return sources
+
+
+def usage_store(config: Config, line: Line | None) -> Store:
+    """Say where usage is kept."""
+    if line is not None:
+        return UsageInRedis(line, secrets.token_hex(8), config.accounting.days)
+    if config.accounting.path is not None:
+        return UsageInFiles(config.accounting.path, dict, lambda budgets: None)
+    return Memory()
+
+
+async def no_limits(tenant: Tenant) -> Sequence[LimitState]:
+    """Tell of no limit."""
+    return ()
 
 
 def reason(error: OSError) -> str:

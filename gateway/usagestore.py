@@ -1,0 +1,99 @@
+"""Where usage is kept: what every such place can do, and the one that forgets it all at the end of the process.
+
+A batch is a part of what a gateway has counted since it last saved, of one day. It is added as a whole or not at all,
+and once, however often that is tried: its number is higher than that of every batch before, and a place that cannot
+tell by itself whether a batch has come keeps the number of the last beside the sums.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from policies.accounts import Sums, add
+
+
+class StoreError(Exception):
+    """The place cannot be read or written; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Sums to be added to a day's."""
+
+    number: int
+    day: str
+    sums: Sums
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is kept of a day."""
+
+    sums: Sums
+    number: int = 0
+    """Of the last of this gateway's batches in there; 0 where a batch whose adding failed cannot be."""
+
+
+class Store(Protocol):
+    """A place where usage is kept."""
+
+    every_s: float
+    """How often to save."""
+
+    async def open(self) -> None:
+        """Begin.
+
+        Raises:
+            StoreError: this place is of no use.
+        """
+
+    async def add(self, batch: Batch) -> None:
+        """Add a batch, if it has not been.
+
+        Raises:
+            StoreError: it could not be, or nobody knows whether it was: ask again.
+        """
+
+    async def read(self, day: str) -> Kept:
+        """Give what is kept of a day.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+
+    async def tend(self, oldest: str) -> None:
+        """Do what is due beside: days before the oldest may go.
+
+        Raises:
+            StoreError: something could not be saved.
+        """
+
+    async def close(self) -> None:
+        """End."""
+
+
+class Memory:
+    """Usage that lasts as long as the process."""
+
+    every_s = 10.0
+
+    def __init__(self) -> None:
+        self._days: dict[str, Sums] = {}
+
+    async def open(self) -> None:
+        """Begin with nothing."""
+
+    async def add(self, batch: Batch) -> None:
+        """Add it."""
+        add(self._days.setdefault(batch.day, {}), batch.sums)
+
+    async def read(self, day: str) -> Kept:
+        """Give a day."""
+        return Kept({who: dict(counts) for who, counts in self._days.get(day, {}).items()})
+
+    async def tend(self, oldest: str) -> None:
+        """Drop days that are over."""
+        for day in [day for day in self._days if day < oldest]:
+            del self._days[day]
+
+    async def close(self) -> None:
+        """End."""

@@ -1,0 +1,403 @@
+"""The keeper of accounts: whatever becomes of the place where they are kept, each request is in there once."""
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from gateway import accounts
+from gateway.accounts import Keeper
+from gateway.metrics import Metrics
+from gateway.redisline import Line, Servers
+from gateway.usagefiles import UsageInFiles
+from gateway.usageredis import PREFIX, UsageInRedis
+from gateway.usagestore import Batch, Memory, Store, StoreError
+from policies.accounts import DAY_S, Sums, Tariff
+from tests.fleet_fixtures import until
+from tests.policies.test_accounts import DAY, NOON, SERVED
+from tests.redis_server import RedisServer, clustered
+
+RETRY_S = 0.02
+NEXT_DAY = "2027-02-01"
+
+
+def keeper(store: Store, *, now: Callable[[], float] = lambda: NOON, days: int = 400) -> Keeper:
+    tariff = Tariff.of(input_price=1)
+    return Keeper(store, lambda tenant, model: tariff, Metrics(), now, days)
+
+
+async def served(keeper: Keeper, day: str = DAY) -> dict[str, int]:
+    """Give how many requests of each tenant are known of a day."""
+    ((_, sums),) = await keeper.usage([day])
+    return {tenant: counts["served"] for (tenant, _), counts in sums.items()}
+
+
+def note(keeper: Keeper, count: int = 1, tenant: str = "t", **fields: Any) -> None:
+    for _ in range(count):
+        keeper.note(replace(SERVED, tenant=tenant, **fields))
+
+
+# In memory.
+
+
+async def test_what_is_counted_is_known_before_and_after_it_is_saved() -> None:
+    one = keeper(Memory())
+    note(one, 2)
+    assert await served(one) == {"t": 2}
+    assert await one.save()
+    note(one)
+    assert await served(one) == {"t": 3}
+    assert await one.save()
+    assert await served(one) == {"t": 3}
+
+
+async def test_what_was_asked_for_may_be_changed_by_who_asked() -> None:
+    one = keeper(Memory())
+    note(one)
+    await one.save()
+    ((_, sums),) = await one.usage([DAY])
+    sums["t", "m"]["served"] = 99
+    assert await served(one) == {"t": 1}
+
+
+async def test_days_that_are_over_are_forgotten() -> None:
+    now = [NOON]
+    one = keeper(Memory(), now=lambda: now[0], days=2)
+    note(one)
+    now[0] += DAY_S
+    await one.save()
+    assert await served(one) == {"t": 1}
+    now[0] += DAY_S
+    await one.save()
+    assert await served(one) == {}
+
+
+async def test_metrics_tell_what_was_charged_saved_or_not() -> None:
+    metrics = Metrics()
+    one = Keeper(Memory(), lambda tenant, model: Tariff.of(input_price=1000), metrics, lambda: NOON, 400)
+    note(one)
+    await one.save()
+    note(one)
+    page = metrics.page("")[1].decode()
+    assert 'kvlane_cost_total{model="m",tenant="t"} 0.8\n' in page
+    assert 'kvlane_weighted_tokens_total{model="m",tenant="t"} 2100.0\n' in page
+
+
+class Hanging(Memory):
+    """A place that hangs."""
+
+    async def add(self, batch: Batch) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_a_place_that_hangs_does_not_keep_the_gateway_from_ending(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(accounts, "STOP_S", 0.01)
+    one = keeper(Hanging())
+    note(one)
+    await one.start()
+    await one.close()
+    assert "is lost: not done within 0.01 s" in caplog.text
+
+
+# In files.
+
+
+def files(directory: Path, budgets: dict[str, object] | None = None) -> UsageInFiles:
+    kept = {} if budgets is None else budgets
+    return UsageInFiles(directory, lambda: kept, kept.update)
+
+
+@asynccontextmanager
+async def kept_in(store: Store, **settings: Any) -> AsyncIterator[Keeper]:
+    one = keeper(store, **settings)
+    await one.start()
+    try:
+        yield one
+    finally:
+        await one.close()
+
+
+async def test_files_keep_accounts_over_a_restart(tmp_path: Path) -> None:
+    for total in (2, 4):
+        async with kept_in(files(tmp_path / "new" / "place")) as one:
+            note(one, 2)
+            assert await served(one) == {"t": total}
+    async with kept_in(files(tmp_path / "new" / "place")) as one:
+        assert await served(one) == {"t": 4}
+
+
+async def test_files_keep_all_counts_as_they_are(tmp_path: Path) -> None:
+    async with kept_in(files(tmp_path)) as one:
+        note(one, model='a"b\t€', prompt_tokens=1 << 70)
+        before = await one.usage([DAY])
+    async with kept_in(files(tmp_path)) as one:
+        assert await one.usage([DAY]) == before
+
+
+async def test_files_keep_budgets_over_a_restart(tmp_path: Path) -> None:
+    first: dict[str, object] = {"t": {"d:tokens": [1, 2]}}
+    async with kept_in(files(tmp_path, first)):
+        pass
+    second: dict[str, object] = {}
+    async with kept_in(files(tmp_path, second)):
+        assert second == first
+
+
+async def test_two_gateways_do_not_write_in_one_place(tmp_path: Path) -> None:
+    async with kept_in(files(tmp_path)):
+        with pytest.raises(StoreError, match=r"is in use by another gateway \(process \d+\)"):
+            await files(tmp_path).open()
+    async with kept_in(files(tmp_path)):
+        pass
+
+
+async def test_a_place_that_cannot_be_is_told_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"accounting\.path .*: (Not a directory|File exists)"):
+        await files(tmp_path / "file").open()
+    with pytest.raises(StoreError, match="Not a directory"):
+        await files(tmp_path / "file" / "below").open()
+
+
+BROKEN = {
+    "cut": '{"version": 1, "usa',
+    "empty": "",
+    "not UTF-8": "\udcff",
+    "a list": "[]",
+    "of another version": '{"version": 2, "usage": []}',
+    "without usage": '{"version": 1}',
+    "no entries": '{"version": 1, "usage": {}}',
+    "no mapping": '{"version": 1, "usage": [1]}',
+    "no counts": '{"version": 1, "usage": [{"tenant": "t", "model": "m", "counts": 1}]}',
+    "text": '{"version": 1, "usage": [{"tenant": "t", "model": "m", "counts": {"served": "1"}}]}',
+    "negative": '{"version": 1, "usage": [{"tenant": "t", "model": "m", "counts": {"served": -1}}]}',
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+async def test_a_file_that_makes_no_sense_is_set_aside_and_the_rest_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    file = tmp_path / f"usage-{DAY}.json"
+    content = BROKEN[what].encode(errors="surrogateescape")
+    for name in (".broken", ".broken1"):
+        file.write_bytes(content)
+        async with kept_in(files(tmp_path)) as one:
+            note(one)
+        assert file.with_name(file.name + name).read_bytes() == content
+        assert json.loads(file.read_bytes())["usage"][0]["counts"]["served"] == 1
+    assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 2
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"t": 1}'])
+async def test_budgets_that_make_no_sense_are_set_aside(tmp_path: Path, content: str) -> None:
+    def restore(budgets: dict[str, object]) -> None:
+        raise TypeError("not what snapshot gave")
+
+    (tmp_path / "budgets.json").write_text(content)
+    async with kept_in(UsageInFiles(tmp_path, dict, restore)):
+        pass
+    assert (tmp_path / "budgets.json.broken").read_text() == content
+    assert (tmp_path / "budgets.json").read_text() == "{}"
+
+
+async def test_files_of_days_that_are_over_are_deleted_and_no_others(tmp_path: Path) -> None:
+    for name in ("usage-2027-01-29.json", "usage-2027-01-30.json", "usage-of-mine.json", "other"):
+        (tmp_path / name).write_text("{}")
+    async with kept_in(files(tmp_path), days=2):
+        pass
+    assert set(os.listdir(tmp_path)) == {"usage-2027-01-30.json", "usage-of-mine.json", "other", "budgets.json", "lock"}
+
+
+async def test_a_disk_that_is_full_costs_nothing_but_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with kept_in(files(tmp_path)) as one:
+        in_the_way = tmp_path / f".usage-{DAY}.json.new"  # stands for a disk that takes nothing
+        in_the_way.mkdir()
+        note(one)
+        assert not await one.save()
+        note(one)
+        assert not await one.save()
+        assert await served(one) == {"t": 2}
+        in_the_way.rmdir()
+        assert await one.save()
+        assert await one.save()
+        assert await served(one) == {"t": 2}
+    assert [record.message.split(":")[1][:28] for record in caplog.records if "accounting" in record.message] == [
+        " usage cannot be saved, and ",
+        " usage is saved again",
+    ]
+
+
+# In Redis.
+
+
+@asynccontextmanager
+async def line_to(*urls: str, **settings: Any) -> AsyncIterator[Line]:
+    line = Line(Servers(urls, retry_s=RETRY_S, **settings), chance=Random(1))
+    await line.start()
+    try:
+        yield line
+    finally:
+        await line.close()
+
+
+@pytest.fixture
+async def line(redis_server: RedisServer) -> AsyncIterator[Line]:
+    async with line_to(redis_server.url) as line:
+        yield line
+
+
+def shared(line: Line, gateway: str = "g1") -> UsageInRedis:
+    return UsageInRedis(line, gateway, days=400)
+
+
+async def saved(one: Keeper) -> None:
+    """Save, as often as it takes a line to come back."""
+    done = False
+
+    async def trying() -> None:
+        nonlocal done
+        while not done:
+            done = await one.save()
+            await asyncio.sleep(RETRY_S)
+
+    task = asyncio.create_task(trying())
+    await until(lambda: done, "saved")
+    await task
+
+
+async def test_two_gateways_add_up(line: Line) -> None:
+    one, two = keeper(shared(line)), keeper(shared(line, "g2"))
+    note(one, 2)
+    note(two, 3)
+    note(two, tenant="u", model="a\tb")
+    assert await one.save()
+    assert await two.save()
+    assert await served(one) == await served(two) == {"t": 5, "u": 1}
+    assert (await one.usage([DAY]))[0][1].keys() == {("t", "m"), ("u", "a\tb")}
+
+
+async def test_what_is_not_saved_is_known_to_its_gateway_alone(line: Line) -> None:
+    one, two = keeper(shared(line)), keeper(shared(line, "g2"))
+    note(one)
+    assert (await served(one), await served(two)) == ({"t": 1}, {})
+
+
+async def test_a_batch_that_comes_twice_counts_once(line: Line) -> None:
+    store = shared(line)
+    sums: Sums = {("t", "m"): {"served": 7}}
+    for number in (1, 1, 2, 1, 2):
+        await store.add(Batch(number, DAY, sums))
+    assert (await store.read(DAY)).sums == {("t", "m"): {"served": 14}}
+    await store.add(Batch(1, NEXT_DAY, sums))  # each day knows for itself
+    assert (await store.read(NEXT_DAY)).sums == sums
+
+
+async def test_a_gateway_that_starts_anew_begins_to_number_anew(line: Line) -> None:
+    for name in ("first life", "second life"):
+        one = keeper(shared(line, name))
+        note(one)
+        await one.save()
+    assert await served(one) == {"t": 2}
+
+
+async def test_an_answer_that_is_lost_does_not_make_it_count_twice(line: Line, redis_server: RedisServer) -> None:
+    """Redis stands still, so that the batch is in its socket; it is added when it goes on, and then comes again."""
+    one = keeper(shared(line))
+    note(one)
+    assert await one.save()  # so that Redis knows the script
+    note(one)
+    with redis_server.frozen():
+        assert not await one.save()
+    note(one)
+    await saved(one)
+    await saved(one)
+    assert await served(one) == {"t": 3}
+
+
+async def test_what_redis_has_of_an_unanswered_batch_is_not_told_twice(line: Line, redis_server: RedisServer) -> None:
+    one = keeper(shared(line))
+    note(one)
+    assert await one.save()
+    note(one)
+    with redis_server.frozen():
+        assert not await one.save()
+    field = "t\tm\tserved"
+    await until(lambda: redis_server.tell("HGET", PREFIX + DAY, field) == "2", "the batch has arrived")
+    await until(lambda: line.is_up, "the line is up")
+    assert await served(one) == {"t": 2}
+
+
+async def test_redis_that_goes_and_comes_back_loses_nothing_of_what_comes_meanwhile(
+    line: Line, redis_server: RedisServer
+) -> None:
+    one = keeper(shared(line))
+    redis_server.kill()
+    for _ in range(3):
+        note(one, 10)
+        assert not await one.save()
+    with pytest.raises(StoreError, match="redis"):
+        await one.usage([DAY])
+    redis_server.start()
+    await saved(one)
+    await saved(one)  # the first saves what was taken before it was away, the second what came since
+    assert await served(one) == {"t": 30}
+
+
+async def test_sums_that_are_too_many_for_one_batch_are_all_saved(line: Line) -> None:
+    one = keeper(shared(line))
+    for at in range(250):
+        note(one, tenant=f"t{at}")
+    assert await one.save()
+    assert len(await served(one)) == 250
+    assert line.counts.calls == 4
+
+
+async def test_days_in_redis_expire(line: Line, redis_server: RedisServer) -> None:
+    one = keeper(shared(line))
+    note(one)
+    note(one, arrived_at=NOON + DAY_S)
+    await one.save()
+    for day in (DAY, NEXT_DAY):
+        assert 399 * DAY_S < redis_server.tell("TTL", PREFIX + day) <= 400 * DAY_S
+
+
+async def test_redis_that_is_full_has_counted_nothing(line: Line, redis_server: RedisServer) -> None:
+    one = keeper(shared(line))
+    note(one)
+    redis_server.tell("CONFIG", "SET", "maxmemory", 1)
+    try:
+        assert not await one.save()
+    finally:
+        redis_server.tell("CONFIG", "SET", "maxmemory", 0)
+    await saved(one)
+    assert await served(one) == {"t": 1}
+
+
+async def test_what_was_counted_is_saved_at_the_end(line: Line) -> None:
+    async with kept_in(shared(line)) as one:
+        note(one, 3)
+    assert await served(keeper(shared(line, "g2"))) == {"t": 3}
+
+
+async def test_a_cluster_keeps_days_where_it_likes(tmp_path: Path) -> None:
+    with clustered(tmp_path) as servers:
+        async with line_to(servers[0].url, is_cluster=True) as line:
+            one = keeper(shared(line))
+            days = [f"2027-02-{at:02}" for at in range(1, 13)]
+            for at in range(12):
+                note(one, arrived_at=NOON + DAY_S * (at + 1))
+            assert await one.save()
+            found = [sums["t", "m"]["served"] for _, sums in await one.usage(days)]
+            assert found == [1] * 12
