@@ -11,8 +11,7 @@ import asyncio
 import csv
 import io
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime
 from typing import Any, Protocol
@@ -70,17 +69,19 @@ class Question:
     format: str
 
     @classmethod
-    def of(cls, parameters: Mapping[str, str], today: date, most_days: int) -> "Question":
+    def of(cls, pairs: Iterable[tuple[str, str]], today: date, most_days: int) -> "Question":
         """Read the parameters of a request.
 
         Raises:
             BadQuestion: one of them is wrong.
         """
-        for name, count in Counter(parameters.keys()).items():
+        parameters: dict[str, str] = {}
+        for name, value in pairs:
             if name not in PARAMETERS:
                 raise BadQuestion(f"there is no parameter {name[:50]!r}: there are {', '.join(PARAMETERS)}")
-            if count > 1:
-                raise BadQuestion(f"{name} is there {count} times")
+            if name in parameters:
+                raise BadQuestion(f"{name} is there twice")
+            parameters[name] = value
         last = day_of("to", parameters["to"]) if "to" in parameters else None
         first = day_of("from", parameters["from"]) if "from" in parameters else (last or today).replace(day=1)
         last = last or max(first, today)
@@ -139,7 +140,7 @@ class AccountPages:
 
     async def _usage(self, request: web.Request) -> web.Response:
         try:
-            question = Question.of(request.query, date.fromisoformat(self._keeper.today), self._keeper.days)
+            question = Question.of(request.query.items(), date.fromisoformat(self._keeper.today), self._keeper.days)
             found = question.rows(await self._keeper.usage(days_between(question.first, question.last)))
         except BadQuestion as problem:
             return refusal(400, str(problem), "invalid_request_error", "invalid_field")

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from gateway.metrics import Labels, Metrics
 from gateway.usagestore import Batch, Store, StoreError
-from policies.accounts import DAY_S, Accounts, Sums, Tariff, add, day_name, parts
+from policies.accounts import DAY_S, Accounts, Sums, Tariff, add, added, day_name, parts
+from policies.statement import Usage
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class Keeper:
             tariff_of: Of a tenant and a model, as it is now.
             metrics: Let show what was charged, and whether it can be saved.
             wall: Seconds since 1970.
-            days: How many are kept, today included.
+            days: How many are kept.
         """
         self.days = days
         self._accounts = Accounts(tariff_of)
@@ -89,7 +90,7 @@ class Keeper:
             self._task.cancel()
             self._trouble = f"not done within {STOP_S:g} s"
         if self._trouble:
-            log.error("accounting: usage of the time since it was last saved is lost: %s", self._trouble)
+            log.error("accounting: what could not be saved is lost, %s: %s", self._told_unsaved(), self._trouble)
         await self._store.close()
 
     async def save(self) -> bool:
@@ -102,7 +103,7 @@ class Keeper:
                 while self._unsaved:
                     await self._store.add(self._unsaved[0])
                     self._unsaved.popleft()
-                await self._store.tend(self._oldest())
+                await self._store.tend()
             except StoreError as error:
                 trouble = str(error)
             except Exception as error:
@@ -166,8 +167,12 @@ class Keeper:
         while await self.save() and (self._unsaved or len(self._accounts)):
             pass
 
-    def _oldest(self) -> str:
-        return day_name(int(self._wall() // DAY_S) - self.days + 1)
+    def _told_unsaved(self) -> str:
+        """Say how much is here alone."""
+        batches = (batch.sums for batch in self._unsaved)
+        every = Usage(added(counts for sums in (*batches, *self._accounts.sums().values()) for counts in sums.values()))
+        figures = every.figures()
+        return f"{figures['requests']} requests of {figures['weighted_tokens']} weighted tokens"
 
     def _say(self, trouble: str) -> None:
         """Say that usage cannot be saved, or can again; once."""

@@ -342,8 +342,8 @@ def usage_store(config: Config, line: Line | None) -> Store:
     if line is not None:
         return UsageInRedis(line, secrets.token_hex(8), config.accounting.days)
     if config.accounting.path is not None:
-        return UsageInFiles(config.accounting.path, dict, lambda budgets: None)
-    return Memory()
+        return UsageInFiles(config.accounting.path, config.accounting.days, dict, lambda budgets: None)
+    return Memory(config.accounting.days)
 
 
 async def no_limits(tenant: Tenant) -> Sequence[LimitState]:

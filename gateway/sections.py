@@ -145,7 +145,7 @@ class Accounting(Section):
         description="Directory for it, of this gateway alone, and for what budgets have used; none: it is forgotten at "
         "the end. With Redis it is kept there, and this is not used.",
     )
-    days: Annotated[Count, Field(le=4000)] = Field(400, description="How long a day is kept.")
+    days: Annotated[Count, Field(le=4000)] = Field(400, description="How many days are kept.")
 
 
 class Routing(Section):

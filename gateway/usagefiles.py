@@ -28,7 +28,7 @@ from policies.accounts import Sums, add
 log = logging.getLogger(__name__)
 
 VERSION = 1
-DAY_FILE = re.compile(r"usage-(\d{4}-\d\d-\d\d)\.json")
+DAY_FILE = re.compile(r"usage-\d{4}-\d\d-\d\d\.json")
 BUDGETS, LOCK = "budgets.json", "lock"
 
 
@@ -38,22 +38,27 @@ class UsageInFiles:
     every_s = 10.0
 
     def __init__(
-        self, directory: Path, snapshot: Callable[[], dict[str, object]], restore: Callable[[dict[str, object]], None]
+        self,
+        directory: Path,
+        days: int,
+        snapshot: Callable[[], dict[str, object]],
+        restore: Callable[[dict[str, object]], None],
     ) -> None:
         """Use a directory, which `open` makes if need be.
 
         Args:
             directory: Of this gateway alone.
+            days: How many are kept.
             snapshot: Gives what budgets have used, as JSON can hold it.
             restore: Takes what `snapshot` gave before a restart; raises KeyError, TypeError or ValueError if it is not
                 that.
         """
         self._directory = directory
+        self._days = days
         self._snapshot = snapshot
         self._restore = restore
         self._budgets: bytes | None = None
         """As they are in the file."""
-        self._oldest = ""
         self._lock: TextIO | None = None
 
     async def open(self) -> None:
@@ -84,16 +89,14 @@ class UsageInFiles:
         except OSError as error:
             raise StoreError(f"{self._directory}: {error.strerror or error}") from error
 
-    async def tend(self, oldest: str) -> None:
-        """Save the budgets if they have changed; delete days that are over."""
+    async def tend(self) -> None:
+        """Save the budgets if they have changed."""
         budgets = orjson.dumps(self._snapshot())
+        if budgets == self._budgets:
+            return
         try:
-            if budgets != self._budgets:
-                await asyncio.to_thread(replace, self._directory / BUDGETS, budgets)
-                self._budgets = budgets
-            if oldest != self._oldest:
-                await asyncio.to_thread(self._prune, oldest)
-                self._oldest = oldest
+            await asyncio.to_thread(replace, self._directory / BUDGETS, budgets)
+            self._budgets = budgets
         except OSError as error:
             raise StoreError(f"{self._directory}: {error.strerror or error}") from error
 
@@ -126,6 +129,8 @@ class UsageInFiles:
 
     def _add(self, batch: Batch) -> None:
         file = self._file(batch.day)
+        if not file.exists():
+            self._prune()
         sums = self._read(file)
         add(sums, batch.sums)
         entries = [{"tenant": tenant, "model": model, "counts": counts} for (tenant, model), counts in sums.items()]
@@ -158,11 +163,11 @@ class UsageInFiles:
         os.replace(file, aside)
         log.error("accounting: %s makes no sense (%s): set aside as %s, begun anew", file, error, aside.name)
 
-    def _prune(self, oldest: str) -> None:
-        for file in self._directory.iterdir():
-            day = DAY_FILE.fullmatch(file.name)
-            if day is not None and day[1] < oldest:
-                file.unlink()
+    def _prune(self) -> None:
+        """Make room for a day. The clock is not asked: one that is wrong must not cost what was kept."""
+        files = sorted(name for name in os.listdir(self._directory) if DAY_FILE.fullmatch(name))
+        for name in files[: max(0, len(files) - self._days + 1)]:
+            (self._directory / name).unlink()
 
     def _file(self, day: str) -> Path:
         return self._directory / f"usage-{day}.json"

@@ -93,8 +93,8 @@ class UsageInRedis:
                 number = int(count)
         return Kept(sums, number)
 
-    async def tend(self, oldest: str) -> None:
-        """Leave it to Redis."""
+    async def tend(self) -> None:
+        """There is nothing else: budgets are with the limits."""
 
     async def close(self) -> None:
         """Leave the line to others."""

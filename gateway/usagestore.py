@@ -60,11 +60,11 @@ class Store(Protocol):
             StoreError: it cannot be read.
         """
 
-    async def tend(self, oldest: str) -> None:
-        """Do what is due beside: days before the oldest may go.
+    async def tend(self) -> None:
+        """Save what is kept here beside usage.
 
         Raises:
-            StoreError: something could not be saved.
+            StoreError: it could not be.
         """
 
     async def close(self) -> None:
@@ -76,24 +76,25 @@ class Memory:
 
     every_s = 10.0
 
-    def __init__(self) -> None:
+    def __init__(self, days: int) -> None:
+        self._most = days
         self._days: dict[str, Sums] = {}
 
     async def open(self) -> None:
         """Begin with nothing."""
 
     async def add(self, batch: Batch) -> None:
-        """Add it."""
+        """Add it; forget the oldest of too many days."""
         add(self._days.setdefault(batch.day, {}), batch.sums)
+        while len(self._days) > self._most:
+            del self._days[min(self._days)]
 
     async def read(self, day: str) -> Kept:
         """Give a day."""
         return Kept({who: dict(counts) for who, counts in self._days.get(day, {}).items()})
 
-    async def tend(self, oldest: str) -> None:
-        """Drop days that are over."""
-        for day in [day for day in self._days if day < oldest]:
-            del self._days[day]
+    async def tend(self) -> None:
+        """There is nothing else."""
 
     async def close(self) -> None:
         """End."""

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +15,15 @@ import pytest
 
 from gateway import accounts
 from gateway.accounts import Keeper
+from gateway.app import StartError
 from gateway.metrics import Metrics
 from gateway.redisline import Line, Servers
 from gateway.usagefiles import UsageInFiles
 from gateway.usageredis import PREFIX, UsageInRedis
 from gateway.usagestore import Batch, Memory, Store, StoreError
 from policies.accounts import DAY_S, Sums, Tariff
-from tests.fleet_fixtures import until
+from policies.health import State
+from tests.fleet_fixtures import before, house, until
 from tests.policies.test_accounts import DAY, NOON, SERVED
 from tests.redis_server import RedisServer, clustered
 
@@ -29,9 +31,9 @@ RETRY_S = 0.02
 NEXT_DAY = "2027-02-01"
 
 
-def keeper(store: Store, *, now: Callable[[], float] = lambda: NOON, days: int = 400) -> Keeper:
+def keeper(store: Store) -> Keeper:
     tariff = Tariff.of(input_price=1)
-    return Keeper(store, lambda tenant, model: tariff, Metrics(), now, days)
+    return Keeper(store, lambda tenant, model: tariff, Metrics(), lambda: NOON, 400)
 
 
 async def served(keeper: Keeper, day: str = DAY) -> dict[str, int]:
@@ -49,7 +51,7 @@ def note(keeper: Keeper, count: int = 1, tenant: str = "t", **fields: Any) -> No
 
 
 async def test_what_is_counted_is_known_before_and_after_it_is_saved() -> None:
-    one = keeper(Memory())
+    one = keeper(Memory(400))
     note(one, 2)
     assert await served(one) == {"t": 2}
     assert await one.save()
@@ -60,7 +62,7 @@ async def test_what_is_counted_is_known_before_and_after_it_is_saved() -> None:
 
 
 async def test_what_was_asked_for_may_be_changed_by_who_asked() -> None:
-    one = keeper(Memory())
+    one = keeper(Memory(400))
     note(one)
     await one.save()
     ((_, sums),) = await one.usage([DAY])
@@ -68,21 +70,17 @@ async def test_what_was_asked_for_may_be_changed_by_who_asked() -> None:
     assert await served(one) == {"t": 1}
 
 
-async def test_days_that_are_over_are_forgotten() -> None:
-    now = [NOON]
-    one = keeper(Memory(), now=lambda: now[0], days=2)
-    note(one)
-    now[0] += DAY_S
-    await one.save()
-    assert await served(one) == {"t": 1}
-    now[0] += DAY_S
-    await one.save()
-    assert await served(one) == {}
+async def test_the_oldest_of_too_many_days_are_forgotten() -> None:
+    one = keeper(Memory(2))
+    for at in range(3):
+        note(one, arrived_at=NOON + DAY_S * at)
+        await one.save()
+    assert [await served(one, day) for day in (DAY, NEXT_DAY, "2027-02-02")] == [{}, {"t": 1}, {"t": 1}]
 
 
 async def test_metrics_tell_what_was_charged_saved_or_not() -> None:
     metrics = Metrics()
-    one = Keeper(Memory(), lambda tenant, model: Tariff.of(input_price=1000), metrics, lambda: NOON, 400)
+    one = Keeper(Memory(400), lambda tenant, model: Tariff.of(input_price=1000), metrics, lambda: NOON, 400)
     note(one)
     await one.save()
     note(one)
@@ -102,24 +100,25 @@ async def test_a_place_that_hangs_does_not_keep_the_gateway_from_ending(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(accounts, "STOP_S", 0.01)
-    one = keeper(Hanging())
+    one = keeper(Hanging(400))
     note(one)
     await one.start()
     await one.close()
-    assert "is lost: not done within 0.01 s" in caplog.text
+    lost = "what could not be saved is lost, 1 requests of 1050 weighted tokens: not done within 0.01 s"
+    assert lost in caplog.text
 
 
 # In files.
 
 
-def files(directory: Path, budgets: dict[str, object] | None = None) -> UsageInFiles:
+def files(directory: Path, budgets: dict[str, object] | None = None, days: int = 400) -> UsageInFiles:
     kept = {} if budgets is None else budgets
-    return UsageInFiles(directory, lambda: kept, kept.update)
+    return UsageInFiles(directory, days, lambda: kept, kept.update)
 
 
 @asynccontextmanager
-async def kept_in(store: Store, **settings: Any) -> AsyncIterator[Keeper]:
-    one = keeper(store, **settings)
+async def kept_in(store: Store) -> AsyncIterator[Keeper]:
+    one = keeper(store)
     await one.start()
     try:
         yield one
@@ -205,18 +204,28 @@ async def test_budgets_that_make_no_sense_are_set_aside(tmp_path: Path, content:
         raise TypeError("not what snapshot gave")
 
     (tmp_path / "budgets.json").write_text(content)
-    async with kept_in(UsageInFiles(tmp_path, dict, restore)):
+    async with kept_in(UsageInFiles(tmp_path, 400, dict, restore)):
         pass
     assert (tmp_path / "budgets.json.broken").read_text() == content
     assert (tmp_path / "budgets.json").read_text() == "{}"
 
 
-async def test_files_of_days_that_are_over_are_deleted_and_no_others(tmp_path: Path) -> None:
-    for name in ("usage-2027-01-29.json", "usage-2027-01-30.json", "usage-of-mine.json", "other"):
+async def test_the_files_of_the_oldest_of_too_many_days_are_deleted_and_no_others(tmp_path: Path) -> None:
+    for name in ("usage-2027-01-28.json", "usage-2027-01-29.json", "usage-2027-01-30.json", "usage-of-mine.json"):
         (tmp_path / name).write_text("{}")
-    async with kept_in(files(tmp_path), days=2):
-        pass
-    assert set(os.listdir(tmp_path)) == {"usage-2027-01-30.json", "usage-of-mine.json", "other", "budgets.json", "lock"}
+    async with kept_in(files(tmp_path, days=2)) as one:
+        note(one, 2)
+    days = {"usage-2027-01-30.json", f"usage-{DAY}.json"}
+    assert set(os.listdir(tmp_path)) == {*days, "usage-of-mine.json", "budgets.json", "lock"}
+
+
+async def test_a_clock_that_is_wrong_costs_no_day(tmp_path: Path) -> None:
+    async with kept_in(files(tmp_path)) as one:
+        note(one)
+        await one.save()
+        note(one, arrived_at=NOON + 5000 * DAY_S)
+        await one.save()
+        assert await served(one) == {"t": 1}
 
 
 async def test_a_disk_that_is_full_costs_nothing_but_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -401,3 +410,28 @@ async def test_a_cluster_keeps_days_where_it_likes(tmp_path: Path) -> None:
             assert await one.save()
             found = [sums["t", "m"]["served"] for _, sums in await one.usage(days)]
             assert found == [1] * 12
+
+
+# The whole.
+
+
+async def test_gateways_that_share_a_redis_share_their_accounts(redis_server: RedisServer) -> None:
+    shared_redis = {"url": redis_server.url}
+    async with house(1, redis=shared_redis) as one:
+        async with before(one.cluster, redis=shared_redis) as other:
+            await until(lambda: set(other.states) == {State.READY}, "the other gateway sees the engine")
+            await other.ask()
+            await other.ask()
+            await other.rests()
+        await one.ask()
+        await one.rests()
+        rows = (await one.get("/admin/usage?by=total", admin=True)).json["rows"]
+        assert [(row["tenant"], row["model"], row["served"]) for row in rows] == [("anonymous", "sim", 3)]
+
+
+async def test_a_second_gateway_in_one_place_says_why_it_does_not_start(tmp_path: Path) -> None:
+    accounting = {"path": str(tmp_path)}
+    async with house(1, accounting=accounting) as one:
+        with pytest.raises(StartError, match="is in use by another gateway"):
+            async with before(one.cluster, accounting=accounting):
+                pass
