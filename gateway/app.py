@@ -119,11 +119,12 @@ class Gateway:
             self._clock,
             classes=classes.rules,
             flow=classes.flow,
+            smoothing_s=config.admission.smoothing_s,
             is_open=not config.admission.enabled,
         )
         self._id_prefix, self._id_counter = secrets.token_hex(5), itertools.count()
         tenants = Tenants(has_keys=config.has_keys)
-        self._line = line_to(config.redis, self._chance)
+        self._line = self._line_to_redis()
         self._tenant_watch = TenantWatch(tenants, tenant_sources(config, file, self._line), config)
         self._tenant_watch.show(self.metrics)
         self._keeper = Keeper(
@@ -308,6 +309,12 @@ class Gateway:
         self._keeper.note(record)
         if self._access_log is not None:
             self._access_log.write(record)
+
+    def _line_to_redis(self) -> Line | None:
+        try:
+            return line_to(self._config.redis, self._chance)
+        except ValueError as error:
+            raise StartError(str(error)) from error
 
     def _open_access_log(self) -> AccessLog | None:
         path = self._config.access_log.path

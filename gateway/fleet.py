@@ -23,7 +23,7 @@ from policies.health import State
 from policies.index import PrefixIndex
 from policies.placing import place
 from policies.policy import Choice, Policy, Reason
-from policies.pools import Serving, Standing, TooLong, candidates, earliest_s, serving, standing_of
+from policies.pools import Serving, Standing, TooLong, earliest_s, serving, standing_of
 from policies.prefix import root_of
 from policies.request import BlockHash, InferenceRequest, unit_for
 from policies.tickets import ServiceClass
@@ -254,14 +254,9 @@ class Fleet:
         """Charge what the door of a pool has chosen."""
         return Lease(self._members[choice.endpoint], choice, request, self._clock)
 
-    def queue_for(self, pool: Pool, classes: Sequence[ServiceClass], flow: Flow) -> AdmissionQueue:
+    def queue_for(self, pool: Pool, classes: Sequence[ServiceClass], flow: Flow, smoothing_s: float) -> AdmissionQueue:
         """Make the door of a pool."""
-        return AdmissionQueue(pool, self._policies, self._indexes[pool], classes, flow)
-
-    def has_anybody(self, request: InferenceRequest, standing: Standing) -> bool:
-        """Whether an endpoint may take a request now, with room for it or without."""
-        now = self._clock()
-        return any(candidates(pool, request, (), now) for pool in (standing.own, *standing.longer, *standing.shorter))
+        return AdmissionQueue(pool, self._policies, self._indexes[pool], classes, flow, smoothing_s)
 
     def may_recover(self, model: str, standing: Standing) -> bool:
         """Whether an endpoint lives that serves a model, though it may have asked to be left alone for a while."""

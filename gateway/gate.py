@@ -13,6 +13,7 @@ A timer looks after what no request brings about: deadlines, an endpoint that is
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from types import TracebackType
 from typing import Self
 
@@ -88,6 +89,7 @@ class Gate:
     Args:
         classes: The first before the second.
         flow: What room is.
+        smoothing_s: For so long bursts are held together; 0 for not at all.
         is_open: Nobody waits here: engines queue for themselves.
     """
 
@@ -99,6 +101,7 @@ class Gate:
         *,
         classes: Sequence[ServiceClass],
         flow: Flow,
+        smoothing_s: float,
         is_open: bool,
     ) -> None:
         self._fleet = fleet
@@ -106,6 +109,7 @@ class Gate:
         self._clock = clock
         self._classes = tuple(classes)
         self._flow = flow
+        self._smoothing_s = smoothing_s
         self._is_open = is_open
         self._queues: dict[Pool, AdmissionQueue] = {}
         self._waiters: dict[Ticket, asyncio.Future[Lease]] = {}
@@ -128,17 +132,15 @@ class Gate:
             lease = self._fleet.lease_at(ticket.choice, request)
             queue.started(ticket, lease.endpoint)
             return Admitted(self, ticket, lease)
+        if ticket.refusal is Refusal.NOBODY:
+            raise self._fleet.nobody(standing, request.model, now)
         if ticket.state is State.REFUSED:
             raise self._refused(ticket)
-        if not self._fleet.has_anybody(request, standing):
-            self._tell(queue, queue.leave(ticket, now))
-            raise self._fleet.nobody(standing, request.model, now)
         return await self._wait(queue, ticket)
 
     async def _wait(self, queue: AdmissionQueue, ticket: Ticket) -> Admitted:
         waiter = self._waiters[ticket] = asyncio.get_running_loop().create_future()
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
+        self._look_by(queue)
         try:
             return Admitted(self, ticket, await waiter)
         except asyncio.CancelledError:
@@ -189,7 +191,7 @@ class Gate:
     def _queue_of(self, pool: Pool) -> AdmissionQueue:
         queue = self._queues.get(pool)
         if queue is None:
-            queue = self._queues[pool] = self._fleet.queue_for(pool, self._classes, self._flow)
+            queue = self._queues[pool] = self._fleet.queue_for(pool, self._classes, self._flow, self._smoothing_s)
         return queue
 
     def _tell(self, queue: AdmissionQueue, changed: Iterable[Ticket]) -> None:
@@ -217,6 +219,15 @@ class Gate:
             retry_after_s=max(LEAST_RETRY_S, ticket.predicted_wait_s),
         )
 
+    def _look_by(self, queue: AdmissionQueue) -> None:
+        """See to it that somebody looks soon, and when the queue says so."""
+        due = min(self._clock() + LOOK_EVERY_S, queue.next_look or inf)
+        if self._timer is not None and self._timer.when() > due:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_at(due, self._look)
+
     def _look(self) -> None:
         """Do what time brings about."""
         self._timer = None
@@ -225,8 +236,9 @@ class Gate:
             if queue.waiting:
                 self._tell(queue, queue.pump(now))
                 self._turn_away(pool, queue, now)
-        if self._waiters:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
+        for queue in self._queues.values():
+            if queue.waiting:
+                self._look_by(queue)
 
     def _turn_away(self, pool: Pool, queue: AdmissionQueue, now: float) -> None:
         """Let nobody wait where nobody is left who could serve."""

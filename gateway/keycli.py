@@ -15,7 +15,6 @@ from typing import Annotated, TypeVar
 
 import typer
 import yaml
-from rich.table import Table
 
 from gateway import keys, keystores
 from gateway.config import Config
@@ -86,7 +85,7 @@ class Inline:
         return self._tenants
 
     async def change(self, change: keystores.Change) -> None:
-        """Say what to change."""
+        """Say what to put in, and where."""
         known = {tenant.name: tenant for tenant in self._tenants}
         changed = change(known)
         before = known.get(changed.name)
@@ -95,13 +94,10 @@ class Inline:
             err.print(snippet([keystores.as_document(changed)]), markup=False)
             return
         fresh = [document(key) for key in changed.keys if key not in before.keys]
-        gone = [entry for entry in keys.entries([before]) if entry not in [*keys.entries([changed])]]
-        if gone:
-            told = ", ".join(str(entry) for entry in gone)
-            err.print(f"take this out of tenant {changed.name} in {self.title}: {told}", markup=False)
-        if fresh:
-            err.print(f"put this under `keys` of tenant {changed.name} in {self.title}:", markup=False)
-            err.print(snippet(fresh), markup=False)
+        gone = [str(entry) for entry in keys.entries([before]) if entry.key not in changed.keys and not entry.is_short]
+        where = f"in the place of {gone[0]}, " if gone else ""
+        err.print(f"put this {where}under `keys` of tenant {changed.name} in {self.title}:", markup=False)
+        err.print(snippet(fresh), markup=False)
 
 
 def stores(config: Config, file: Path, line: Line | None) -> list[Store]:
@@ -141,15 +137,16 @@ async def _new(
 
 async def _list(config: Config, file: Path) -> None:
     now = datetime.now(UTC)
-    table = Table("tenant", "key", "secret", "expires", "state", "in", box=None, pad_edge=False)
+    rows = [["TENANT", "KEY", "SECRET", "EXPIRES", "STATE", "IN"]]
     async with connected(config) as line:
         for place in stores(config, file, line):
             for tenant in await place.tenants():
-                for entry in keys.entries([tenant]):
-                    table.add_row(*row(entry, now), place.title)
+                rows += [[*row(entry, now), place.title] for entry in keys.entries([tenant])]
                 if not tenant.keys and not tenant.key_sha256:
-                    table.add_row(tenant.name, "-", "-", "-", "no key", place.title)
-    out.print(table, markup=False)
+                    rows.append([tenant.name, "-", "-", "-", "no key", place.title])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for cells in rows:
+        out.print("  ".join(map(str.ljust, cells, widths)).rstrip(), markup=False)
 
 
 async def _revoke(config: Config, file: Path, key: str, old: bool) -> None:
@@ -159,15 +156,16 @@ async def _revoke(config: Config, file: Path, key: str, old: bool) -> None:
             by_entry |= {id(entry): (entry, place) for entry in keys.entries(await place.tenants())}
         entry = keys.the_one(key, [entry for entry, _ in by_entry.values()])
         place = by_entry[id(entry)][1]
+        what = f"the older secret of {entry}" if old else str(entry)
+        if isinstance(place, Inline):
+            raise KeyProblem(f"{place.title} is yours to edit: take {what} out there")
 
         def change(known: Mapping[str, TenantConfig]) -> TenantConfig:
             tenant = known.get(entry.tenant) or fresh_tenant(entry.tenant)
             return keys.without_old_secret(tenant, entry) if old else keys.without_key(tenant, entry)
 
         await place.change(change)
-    if not isinstance(place, Inline):
-        what = "the older secret of " if old else ""
-        err.print(f"revoked {what}{entry}: gateways refuse it within two seconds", markup=False)
+    err.print(f"revoked {what}: gateways refuse it within two seconds", markup=False)
 
 
 def row(entry: Entry, now: datetime) -> list[str]:
@@ -180,7 +178,10 @@ def row(entry: Entry, now: datetime) -> list[str]:
 @asynccontextmanager
 async def connected(config: Config) -> AsyncIterator[Line | None]:
     """Give the line to Redis, if there are tenants in it."""
-    line = line_to(config.redis, Random()) if config.tenants_in_redis else None
+    try:
+        line = line_to(config.redis, Random()) if config.tenants_in_redis else None
+    except ValueError as error:
+        raise KeyProblem(str(error)) from error
     if line is None:
         yield None
         return

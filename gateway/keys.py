@@ -7,6 +7,7 @@ kept of it is its SHA-256, and how it begins and ends, by which people know it a
 import hashlib
 import re
 import secrets
+import string
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -14,7 +15,8 @@ from datetime import UTC, datetime, timedelta
 from gateway.tenancy import MAX_SECRETS, KeyConfig, TenantConfig
 
 SCHEME = "kvl-"
-RANDOM_BYTES = 32
+LETTERS = string.ascii_letters + string.digits  # none that a command line takes for an option, or a click for an end
+RANDOM_CHARS = 43  # of 62: 256 bits
 SHOWN_CHARS = len(SCHEME) + 4  # and four at the end: 48 of 256 bits are told
 HASH_SCHEME, LEAST_HASH_CHARS = "sha256:", 8
 PERIOD = re.compile(r"([1-9]\d{0,4})([hdw])")
@@ -27,7 +29,7 @@ class KeyProblem(Exception):
 
 def new_secret() -> str:
     """Make a secret that nobody can guess."""
-    return SCHEME + secrets.token_urlsafe(RANDOM_BYTES)
+    return SCHEME + "".join(secrets.choice(LETTERS) for _ in range(RANDOM_CHARS))
 
 
 def sha256_of(secret: str) -> str:

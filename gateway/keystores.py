@@ -185,3 +185,8 @@ def replace(path: Path, text: str) -> None:
     except BaseException:
         os.unlink(name)
         raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)  # a key that was revoked is so even if the power fails now
+    finally:
+        os.close(directory)

@@ -183,6 +183,11 @@ class Admission(Section):
     max_inflight: Count | None = Field(
         None, description="Requests that an endpoint may have besides; none: work and memory alone decide."
     )
+    smoothing_s: Annotated[float, Field(ge=0, le=1), BeforeValidator(no_bool)] = Field(
+        0.0,
+        description="More requests within so long than a pool has endpoints are a burst: held to the end of it, and "
+        "placed in fair order then. 0: each is placed as it comes.",
+    )
     keepalive_s: Seconds | None = Field(
         None,
         description="A stream that waits gets `: ping` so often. That commits its status to 200: refusals and failures "

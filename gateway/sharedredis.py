@@ -23,5 +23,14 @@ def servers_of(config: RedisConfig) -> Servers:
 
 
 def line_to(config: RedisConfig, chance: Random, on_change: Callable[[bool], None] = lambda is_up: None) -> Line | None:
-    """Make the line to it, not yet started; None where there is no Redis."""
-    return Line(servers_of(config), chance=chance, on_change=on_change) if config.is_there else None
+    """Make the line to it, not yet started; None where there is no Redis.
+
+    Raises:
+        ValueError: it cannot be talked to as configured; the message is one line, without a password.
+    """
+    if not config.is_there:
+        return None
+    try:
+        return Line(servers_of(config), chance=chance, on_change=on_change)
+    except OSError as error:
+        raise ValueError(f"redis.ca_file {config.ca_file}: {error.strerror or error}") from error

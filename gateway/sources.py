@@ -5,7 +5,8 @@ that has changed, and else nothing. What cannot be used is a SourceError, which 
 
 A file has changed when another mtime, size or inode says so, and is read once it has stood still from one look to the
 next: it may be in the middle of being written, and half a file can be a good one that lacks the other half of the
-tenants. Of the configuration file tenants and `anonymous` are taken, for nothing else can change while serving.
+tenants. One that never stands still is read all the same, before two seconds are over. Of the configuration file
+tenants and `anonymous` are taken, for nothing else can change while serving.
 
 In Redis, a hash has each tenant's JSON by its name, and a version beside it that rises with every change. It is the
 time of the change in microseconds, or one more than the last: so what was restored from an old copy, or written anew
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 FILE_EVERY_S = 0.3  # twice that until a change is read, well below the two seconds that a revoked key may live
 REDIS_EVERY_S = 0.5
+MAX_RESTLESS = 3  # looks at a file that has changed each time: then it is read, for it may go on like that
 LIVE = {"tenants", "anonymous"}
 DOCUMENTS, VERSION = "kvlane:{tenants}:documents", "kvlane:{tenants}:version"
 
@@ -97,6 +99,7 @@ class FileSource:
         self._has_looked = False
         self._seen: Signature = None
         self._taken: Signature = None
+        self._restless = 0
         self._trouble = ""
 
     async def read(self) -> Callers | None:
@@ -106,16 +109,20 @@ class FileSource:
     def look(self) -> Callers | None:
         """Do the same here and now."""
         signature = signature_of(self._path)
-        is_still = signature == self._seen or not self._has_looked
+        self._restless = 0 if signature == self._seen else self._restless + 1
+        is_still = not self._restless or self._restless > MAX_RESTLESS or not self._has_looked
         if is_still and (signature != self._taken or not self._has_looked):
-            self._trouble = ""
+            self._taken = self._seen = signature
+            self._has_looked = True
+            self._restless = 0
+            self._trouble = "reading it failed inside the gateway"
             try:
-                return self._parse(self._path)
+                callers = self._parse(self._path)
             except SourceError as error:
                 self._trouble = str(error)
-            finally:
-                self._taken = self._seen = signature
-                self._has_looked = True
+            else:
+                self._trouble = ""
+                return callers
         self._seen = signature
         if self._trouble:
             raise SourceError(self._trouble)
@@ -237,7 +244,7 @@ def parse_documents(documents: Mapping[str, str]) -> tuple[TenantConfig, ...]:
                 raise ValueError(f"calls itself {tenant.name}")
             found.append(tenant)
         except ValueError as error:
-            problems.append(f"tenant {name[:100]}: {error}")
+            problems.append(f"tenant {name[:100]!r}: {error}")
     if problems:
         raise ValueError("; ".join(problems))
     return tuple(found)

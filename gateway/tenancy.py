@@ -179,9 +179,9 @@ def _is_redis(value: str) -> str:
         url = URL(value)
     except ValueError:
         url = URL()
-    is_there = url.path if url.scheme == "unix" else url.host
+    is_there = url.path if url.scheme == "unix" else url.host and (url.path.strip("/") or "0").isdecimal()
     if url.scheme not in ("redis", "rediss", "unix") or not is_there:
-        raise ValueError("must be redis://host:port, rediss://host:port (TLS) or unix:///path")
+        raise ValueError("must be redis://host:port/database, rediss://… (TLS) or unix:///path")
     return value
 
 

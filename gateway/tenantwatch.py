@@ -100,9 +100,9 @@ class TenantWatch:
         except SourceError as error:
             self._note(origin, str(error))
             return
-        except Exception as error:
+        except Exception:
             log.exception("tenants: reading %s failed inside the gateway", origin.source.title)
-            self._note(origin, f"reading it failed inside the gateway: {type(error).__name__}")
+            self._note(origin, "reading it failed inside the gateway")
             return
         if given is not None:
             origin.waiting = given
@@ -124,9 +124,10 @@ class TenantWatch:
         every = [origin.taken for origin in self._origins]
         anonymous = next((callers.anonymous for callers in every if callers.anonymous is not None), None)
         self._tenants.put([tenant for callers in every for tenant in callers.tenants], anonymous)
-        told = ", ".join(origin.source.title for origin in taken)
-        count, keys = sum(len(callers.tenants) for callers in every), self._tenants.key_count
-        log.info("tenants: %d with %d secrets, after %s was read", count, keys, told)
+        if self._is_loaded:
+            told = ", ".join(origin.source.title for origin in taken)
+            count = sum(len(callers.tenants) for callers in every)
+            log.info("tenants: %d with %d secrets, since %s has changed", count, self._tenants.key_count, told)
         for origin in taken:
             self._note(origin, "")
 

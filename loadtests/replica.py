@@ -163,13 +163,13 @@ class Replica:
         return self._verdicts(self.queues[ticket.standing.own].leave(ticket, now), now)
 
     @property
-    def next_deadline(self) -> float | None:
-        """Say when `expire` has something to do; None while nobody waits."""
-        return min(filter(None, (queue.next_deadline for queue in self.queues.values())), default=None)
+    def next_look(self) -> float | None:
+        """Say when `look` has something to do; None while nobody waits."""
+        return min(filter(None, (queue.next_look for queue in self.queues.values())), default=None)
 
-    def expire(self, now: float) -> list[Verdict]:
-        """Refuse those that have waited too long."""
-        return self._verdicts([ticket for queue in self.queues.values() for ticket in queue.expire(now)], now)
+    def look(self, now: float) -> list[Verdict]:
+        """Do what time brings about at the doors: refuse those that have waited too long, end a burst."""
+        return self._verdicts([ticket for queue in self.queues.values() for ticket in queue.pump(now)], now)
 
     def hear_dispatch(self, placement: Placement, cached_tokens: int, now: float) -> list[Verdict]:
         """Charge what another gateway has sent; that lets nobody go."""

@@ -107,7 +107,7 @@ class Simulation:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._live: dict[int, Live] = {}
-        self._expiries: dict[Replica, float] = {}
+        self._looks: dict[Replica, float] = {}
         self._now = self._stage_at = self._scrape_at = self._sample_at = 0.0
         self._stage = Stage(rate=1.0, arrivals_s=0.0)
         self._tally = Tally(scenario.objective)
@@ -205,16 +205,16 @@ class Simulation:
                 self._submit(id, replica, placement)
 
     def _watch(self, replica: Replica) -> None:
-        """Put on the heap when a gateway must look who has waited too long."""
-        due = replica.next_deadline
-        if due is not None and due < self._expiries.get(replica, inf):
-            self._expiries[replica] = due
-            self._at(due, partial(self._expire, replica, due))
+        """Put on the heap when a gateway must look at its doors."""
+        due = replica.next_look
+        if due is not None and due < self._looks.get(replica, inf):
+            self._looks[replica] = due
+            self._at(due, partial(self._look, replica, due))
 
-    def _expire(self, replica: Replica, due: float) -> None:
-        if self._expiries.get(replica) == due:
-            del self._expiries[replica]
-            self._obey(replica, replica.expire(self._now))
+    def _look(self, replica: Replica, due: float) -> None:
+        if self._looks.get(replica) == due:
+            del self._looks[replica]
+            self._obey(replica, replica.look(self._now))
             self._watch(replica)
 
     def _refuse(self, id: int, is_too_long: bool) -> None:

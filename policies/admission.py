@@ -24,6 +24,8 @@ no       Whoever is last in the fair order of a class that is too full, until it
          last would wait longer than the class may. That is the newcomer, unless its tenant has had less than others:
          then the last of whoever asked for the most has to go. Also refused: who would miss its own deadline, at once,
          and who has missed it.
+burst    With a smoothing window (`smoothing.py`) the requests of a burst are held to its end, though there is room, and
+         then placed in the fair order.
 crowd    A burst may wait `max_queue_wait_s`. A queue that has not been empty for PATIENCE_S is no burst: waiting helps
          nobody then, and newcomers are taken for `crowded_wait_s` only (as CoDel, and Facebook's queues, do).
 """
@@ -31,16 +33,19 @@ crowd    A burst may wait `max_queue_wait_s`. A queue that has not been empty fo
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
+from math import inf
 
 from policies.endpoint import Endpoint, Pool
-from policies.flow import NOTHING, Flow, Promised
+from policies.flow import Flow
 from policies.index import PrefixIndex
-from policies.lines import Line
+from policies.lines import Line, Lines
 from policies.nearest import OVERDUE, nearest
 from policies.placing import place
 from policies.policy import Choice, Policy, Reason
 from policies.pools import Standing, is_full, may_take
+from policies.promises import Promises
 from policies.request import InferenceRequest
+from policies.smoothing import Smoothing
 from policies.tickets import CLASSES, Offered, Refusal, ServiceClass, State, Ticket
 from policies.waits import Errors
 
@@ -54,6 +59,7 @@ class AdmissionQueue:
         policies: Of this pool, and of those that lend to it.
         index: What this pool's endpoints hold.
         classes: The first before the second; requests of no known class belong to the first.
+        smoothing_s: For so long bursts are held together; 0 for not at all.
     """
 
     def __init__(
@@ -63,12 +69,13 @@ class AdmissionQueue:
         index: PrefixIndex,
         classes: Sequence[ServiceClass] = CLASSES,
         flow: Flow = Flow(),  # noqa: B008  frozen
+        smoothing_s: float = 0.0,
     ) -> None:
         self._pool, self._policies, self._index, self._flow = pool, policies, index, flow
-        self._lines = {rules.name: Line(rules) for rules in classes}
-        self._first = next(iter(self._lines.values()))
-        self._promised: dict[Endpoint, dict[Ticket, None]] = {}
-        self._sums: dict[Endpoint, Promised] = {}
+        self._lines = Lines(classes)
+        self._promises = Promises()
+        self._smoothing = Smoothing(smoothing_s)
+        self._is_burst = False
         self._deadlines: list[tuple[float, int, Ticket]] = []
         self._numbers = count()
         self._kept: tuple[Endpoint, Ticket] | None = None
@@ -80,7 +87,7 @@ class AdmissionQueue:
     def __repr__(self) -> str:
         most = self._flow.max_inflight
         running = str(self.running) if most is None else f"{self.running}/{most * len(self._pool.endpoints)}"
-        places = sum(line.rules.max_queued for line in self._lines.values())
+        places = sum(line.rules.max_queued for line in self._lines)
         return f"<AdmissionQueue {running} running, {self.waiting}/{places} waiting>"
 
     # What is the case.
@@ -88,7 +95,7 @@ class AdmissionQueue:
     @property
     def waiting(self) -> int:
         """Count those that wait."""
-        return sum(len(line.order) for line in self._lines.values())
+        return sum(len(line.order) for line in self._lines)
 
     @property
     def next_deadline(self) -> float | None:
@@ -98,13 +105,19 @@ class AdmissionQueue:
             heappop(deadlines)
         return deadlines[0][0] if deadlines else None
 
+    @property
+    def next_look(self) -> float | None:
+        """Say when `pump` is due, at the latest; None while nobody waits."""
+        due = self.next_deadline
+        return min(due, self._smoothing.until) if due is not None and self._is_burst else due
+
     def waiting_in(self, name: str) -> int:
         """Count those of a class that wait."""
-        return len(self._lines[name].order)
+        return len(self._lines.named[name].order)
 
     def predicted_wait_s(self, name: str, now: float) -> float:
         """Predict the wait of one who would be the last of a class, from what is known now."""
-        line = self._lines[name]
+        line = self._lines.named[name]
         line.note(now)
         return line.drain.seconds(line.order.work)
 
@@ -117,44 +130,32 @@ class AdmissionQueue:
 
     def offer(self, request: InferenceRequest, standing: Standing, now: float) -> Offered:
         """Let a request come to the door; it is told at once whether it runs, waits or is refused."""
-        line = self._line_of(request)
+        line = self._lines.of(request)
         ticket = Ticket(request, standing, now, min(request.deadline, now + line.rules.max_queue_wait_s))
         changed: list[Ticket] = []
         if request.deadline <= now:
             ticket.refuse(Refusal.DEADLINE)
             return Offered(ticket, changed)
         choice = self._place(ticket, line, now)
-        if choice is not None and self.waiting:  # those who wait go first, if they can go there
+        is_burst = choice is not None and self._smoothing.holds(now, len(self._pool.endpoints))
+        is_held = is_burst and self._smoothing.until < request.deadline
+        if is_held:
+            choice, self._is_burst = None, True
+        elif choice is not None and self.waiting:  # those who wait go first, if they can go there
             changed = self.pump(now)
             choice = self._place(ticket, line, now)
         if choice is not None:
             ticket.weigh(choice.cached_tokens or 0)
             self._grant(ticket, line, choice, now)
-            return Offered(ticket, changed)
-        held = next(reversed(self._index.matched(request.prefix).values()), 0) * request.unit_tokens
-        ticket.weigh(held)
-        line.note(now)
-        if not line.order:
-            line.crowded_since = now
-        ticket.place = line.order.add(ticket, request.tenant, request.weight, ticket.work)
-        ticket.reckoned_wait_s = line.reckon_s(ticket.place)
-        ticket.predicted_wait_s = line.ratio.at(now) * ticket.reckoned_wait_s
-        why = None
-        if now + ticket.predicted_wait_s > request.deadline:
-            why = Refusal.DEADLINE
-        elif ticket.predicted_wait_s > line.rules.max_queue_wait_s:
-            why = Refusal.WAIT
-        if why is not None:
-            self._take_out(ticket, line, now)
-            ticket.refuse(why)
-            return Offered(ticket, changed)
-        heappush(self._deadlines, (ticket.deadline, next(self._numbers), ticket))
-        changed += [each for each in self._trim(line, ticket, now) if each is not ticket]
+        elif not standing.has_anybody(request, now):  # nobody is turned away to make room for it
+            ticket.refuse(Refusal.NOBODY)
+        else:
+            changed += self._queue_up(ticket, line, is_held, now)
         return Offered(ticket, changed)
 
     def started(self, ticket: Ticket, endpoint: Endpoint) -> None:
         """Note that the books hold its charge now, wherever it was sent: the promise is kept."""
-        self._unpromise(ticket)
+        self._promises.drop(ticket)
         ticket.endpoint = endpoint
 
     def first_token(self, ticket: Ticket, now: float) -> list[Ticket]:
@@ -169,14 +170,14 @@ class AdmissionQueue:
         state, ticket.state = ticket.state, State.LEFT
         if state is State.WAITING:
             ticket.waited_s = now - ticket.arrived_at
-            self._take_out(ticket, self._line_of(ticket.request), now)
+            self._take_out(ticket, self._lines.of(ticket.request), now)
         if state is State.REFUSED:
             ticket.state = state
         if state is not State.GRANTED:
             return []
         endpoint = ticket.endpoint
         assert endpoint is not None
-        self._unpromise(ticket)
+        self._promises.drop(ticket)
         self.running -= 1
         return self.advance(endpoint, now)
 
@@ -187,46 +188,48 @@ class AdmissionQueue:
         """
         if not self.waiting:
             return []
+        if self._is_burst and now < self._smoothing.until:
+            return self.expire(now)
         is_own = endpoint in self._pool.endpoints
         return self.expire(now) + (self._fill(endpoint, now) if is_own else self._lend(now))
 
     def pump(self, now: float) -> list[Ticket]:
-        """See who may go anywhere: an endpoint came, or got well, or time has passed."""
-        changed = self.expire(now)
+        """See who may go anywhere: an endpoint came, or got well, or time has passed, or a burst is over."""
+        changed, is_over = self.expire(now), self._is_burst
+        if is_over:
+            if now < self._smoothing.until:
+                return changed
+            self._is_burst = False
+            changed += self._lend(now)
         for endpoint in self._pool.endpoints:
             changed += self._fill(endpoint, now)
-        return changed + self._lend(now)
+        changed += self._lend(now)
+        if is_over:  # who was held was not asked yet how long it may wait
+            for line in self._lines:
+                changed += self._trim(line, None, line.bound_s(now), now)
+        return changed
 
     def expire(self, now: float) -> list[Ticket]:
         """Refuse those whose deadline has passed."""
         expired = []
         while (due := self.next_deadline) is not None and due <= now:
             ticket = heappop(self._deadlines)[2]
-            self._take_out(ticket, self._line_of(ticket.request), now)
+            line = self._lines.of(ticket.request)
+            self._take_out(ticket, line, now)
             ticket.waited_s = now - ticket.arrived_at
+            ticket.predicted_wait_s = line.drain.seconds(line.order.work)  # if it came again
             ticket.refuse(Refusal.EXPIRED)
             expired.append(ticket)
         return expired
 
     # Inside.
 
-    def _line_of(self, request: InferenceRequest) -> Line:
-        return self._lines.get(request.service_class, self._first)
-
     def _load(self, endpoint: Endpoint, now: float) -> float:
-        return self._flow.load(endpoint, now, self._sums.get(endpoint, NOTHING))
-
-    def _limit(self, line: Line, now: float) -> float:
-        """Say how full an endpoint may be for a class: it is not held back below its floor."""
-        return 1.0 if self._is_below_floor(line, now) else line.rules.ceiling
-
-    def _is_below_floor(self, line: Line, now: float) -> bool:
-        floor = line.rules.floor
-        return floor > 0 and line.served.at(now) <= floor * sum(each.served.at(now) for each in self._lines.values())
+        return self._flow.load(endpoint, now, self._promises.at(endpoint))
 
     def _place(self, ticket: Ticket, line: Line, now: float) -> Choice | None:
         """Choose among all endpoints with room, as the policy does."""
-        request, limit = ticket.request, self._limit(line, now)
+        request, limit = ticket.request, self._lines.limit(line, now)
 
         reserved = self._reserved(now) if self.waiting else None
         kept = reserved[0] if reserved is not None and reserved[1] is not ticket else None
@@ -235,14 +238,14 @@ class AdmissionQueue:
             return endpoint is not kept and self._load(endpoint, now) < limit and self._fits(endpoint, request)
 
         own = ticket.standing.own.endpoints
-        lent = [endpoint for endpoint in self._promised if endpoint not in own]  # idle by the books alone
+        lent = self._promises.outside(own)  # idle by the books alone
         choice = place(ticket.standing, self._policies, request, lent, now)
         if choice is None or has_room(choice.endpoint):  # nearly always, and room costs more to reckon than to have
             return choice
         return place(ticket.standing, self._policies, request, lent, now, has_room)
 
     def _fits(self, endpoint: Endpoint, request: InferenceRequest) -> bool:
-        promised = self._sums.get(endpoint, NOTHING)
+        promised = self._promises.at(endpoint)
         return self._flow.fits(endpoint, request, request.prompt_tokens, promised) or self._flow.fits(
             endpoint, request, request.prompt_tokens - self._held(endpoint, request), promised
         )
@@ -255,6 +258,28 @@ class AdmissionQueue:
         return may_take(endpoint, request) or (
             request.model in endpoint.models and not any(may_take(each, request) for each in self._pool.endpoints)
         )
+
+    def _queue_up(self, ticket: Ticket, line: Line, is_held: bool, now: float) -> list[Ticket]:
+        """Let one wait, unless it would be for too long. Give those that have to go instead."""
+        request = ticket.request
+        held = next(reversed(self._index.matched(request.prefix).values()), 0) * request.unit_tokens
+        ticket.weigh(held)
+        line.join(ticket, now)
+        bound_s = line.bound_s(now)
+        why = None
+        if is_held:  # there is room
+            ticket.predicted_wait_s = ticket.reckoned_wait_s = self._smoothing.until - now
+            bound_s = inf
+        elif now + ticket.predicted_wait_s > request.deadline:
+            why = Refusal.DEADLINE
+        elif ticket.predicted_wait_s > line.rules.max_queue_wait_s:
+            why = Refusal.WAIT
+        if why is not None:
+            self._take_out(ticket, line, now)
+            ticket.refuse(why)
+            return []
+        heappush(self._deadlines, (ticket.deadline, next(self._numbers), ticket))
+        return [each for each in self._trim(line, ticket, bound_s, now) if each is not ticket]
 
     def _reserved(self, now: float) -> tuple[Endpoint, Ticket] | None:
         """Give the endpoint that is kept for one who has waited too long, and whom it is kept for.
@@ -269,7 +294,7 @@ class AdmissionQueue:
             return None
         ticket = self._deadlines[0][2]
         request = ticket.request
-        if now - ticket.arrived_at <= OVERDUE * self._line_of(request).rules.max_queue_wait_s:
+        if now - ticket.arrived_at <= OVERDUE * self._lines.of(request).rules.max_queue_wait_s:
             return None
         able = [
             endpoint
@@ -289,8 +314,8 @@ class AdmissionQueue:
             reserved = self._reserved(now)
             if reserved is not None and reserved[0] is endpoint:
                 ticket = reserved[1]
-                line = self._line_of(ticket.request)
-                if load >= self._limit(line, now) or not self._fits(endpoint, ticket.request):
+                line = self._lines.of(ticket.request)
+                if load >= self._lines.limit(line, now) or not self._fits(endpoint, ticket.request):
                     break
             elif (found := self._next(endpoint, load, now)) is not None:
                 ticket, line = found
@@ -304,7 +329,7 @@ class AdmissionQueue:
     def _lend(self, now: float) -> list[Ticket]:
         """Let those that are next go wherever the pools they belong to have room."""
         granted = []
-        for line in self._lines.values():
+        for line in self._lines:
             while line.order and (choice := self._place(line.order.first(), line, now)) is not None:
                 granted.append(line.order.first())
                 self._grant(granted[-1], line, choice, now)
@@ -312,18 +337,16 @@ class AdmissionQueue:
 
     def _next(self, endpoint: Endpoint, load: float, now: float) -> tuple[Ticket, Line] | None:
         """Find who gets the room of an endpoint."""
-        lines = [line for line in self._lines.values() if line.order]
-        for line in sorted(lines, key=lambda line: not self._is_below_floor(line, now)):
-            if load < self._limit(line, now):
+        lines = [line for line in self._lines if line.order]
+        for line in sorted(lines, key=lambda line: not self._lines.is_below_floor(line, now)):
+            if load < self._lines.limit(line, now):
                 ticket = nearest(
                     line,
                     endpoint,
                     now,
                     lambda request: self._held(endpoint, request),
                     lambda request: self._may_take(endpoint, request),
-                    lambda request, uncached: self._flow.fits(
-                        endpoint, request, uncached, self._sums.get(endpoint, NOTHING)
-                    ),
+                    lambda request, uncached: self._flow.fits(endpoint, request, uncached, self._promises.at(endpoint)),
                 )
                 if ticket is not None:
                     return ticket, line
@@ -342,35 +365,11 @@ class AdmissionQueue:
             self.errors.note(ticket.predicted_wait_s, ticket.waited_s)
         ticket.state, ticket.choice, ticket.endpoint = State.GRANTED, choice, choice.endpoint
         self.running += 1
-        self._promised.setdefault(choice.endpoint, {})[ticket] = None
-        self._sum(choice.endpoint)
+        self._promises.add(ticket)
 
-    def _unpromise(self, ticket: Ticket) -> None:
-        assert ticket.endpoint is not None
-        promised = self._promised.get(ticket.endpoint, {})
-        if ticket in promised:
-            del promised[ticket]
-            self._sum(ticket.endpoint)
-
-    def _sum(self, endpoint: Endpoint) -> None:
-        """Count what an endpoint was promised."""
-        tickets = self._promised[endpoint]
-        if not tickets:
-            del self._promised[endpoint]
-            del self._sums[endpoint]
-            return
-        total = Promised()
-        for ticket in tickets:
-            assert ticket.choice is not None
-            total.requests += 1
-            total.prompt_tokens += ticket.request.prompt_tokens
-            total.uncached_tokens += ticket.request.prompt_tokens - (ticket.choice.cached_tokens or 0)
-        self._sums[endpoint] = total
-
-    def _trim(self, line: Line, newcomer: Ticket, now: float) -> list[Ticket]:
+    def _trim(self, line: Line, newcomer: Ticket | None, bound_s: float, now: float) -> list[Ticket]:
         """Turn the last away until a class is not too full."""
         refused = []
-        bound_s = line.bound_s(now)
         while line.order:
             ticket, ahead = line.order.last()
             wait_s = line.drain.seconds(ahead)
@@ -381,7 +380,8 @@ class AdmissionQueue:
             ticket.predicted_wait_s = wait_s
             ticket.waited_s = now - ticket.arrived_at
             why = Refusal.FULL if is_full else Refusal.WAIT
-            ticket.refuse(why if ticket is newcomer else Refusal.SHED)
+            is_new = ticket is newcomer or (newcomer is None and self._smoothing.held(ticket.arrived_at))
+            ticket.refuse(why if is_new else Refusal.SHED)
             refused.append(ticket)
         return refused
 

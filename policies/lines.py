@@ -1,5 +1,8 @@
-"""Line: those of one class that wait, and how fast they get on."""
+"""Line: those of one class that wait, and how fast they get on; Lines: all of them, in the order of classes."""
 
+from collections.abc import Iterator, Sequence
+
+from policies.request import InferenceRequest
 from policies.shares import FairOrder, Place
 from policies.tickets import ServiceClass, Ticket
 from policies.waits import Drain, Ratio, Recent
@@ -29,6 +32,16 @@ class Line:
         even_s = min(self.pace.seconds(self.order.lead(place)), self.least_bound_s)
         return max(self.drain.seconds(self.order.ahead(place)), even_s)
 
+    def join(self, ticket: Ticket, now: float) -> None:
+        """Let one wait here, and predict for how long."""
+        self.note(now)
+        if not self.order:
+            self.crowded_since = now
+        request = ticket.request
+        ticket.place = self.order.add(ticket, request.tenant, request.weight, ticket.work)
+        ticket.reckoned_wait_s = self.reckon_s(ticket.place)
+        ticket.predicted_wait_s = self.ratio.at(now) * ticket.reckoned_wait_s
+
     def note(self, now: float) -> None:
         """Note that time has passed."""
         is_waiting = bool(self.order)
@@ -39,3 +52,27 @@ class Line:
         """Say how long one may wait here now."""
         is_crowd = bool(self.order) and now - self.crowded_since > PATIENCE_S
         return self.least_bound_s if is_crowd else self.rules.max_queue_wait_s
+
+
+class Lines:
+    """The lines of one pool, in the order of their classes."""
+
+    def __init__(self, classes: Sequence[ServiceClass]) -> None:
+        self.named = {rules.name: Line(rules) for rules in classes}
+        self._first = next(iter(self.named.values()))
+
+    def __iter__(self) -> Iterator[Line]:
+        return iter(self.named.values())
+
+    def of(self, request: InferenceRequest) -> Line:
+        """Give the line of a request's class; the first for one that is not known."""
+        return self.named.get(request.service_class, self._first)
+
+    def is_below_floor(self, line: Line, now: float) -> bool:
+        """Whether a class has had less of the work served lately than its floor."""
+        floor = line.rules.floor
+        return floor > 0 and line.served.at(now) <= floor * sum(each.served.at(now) for each in self)
+
+    def limit(self, line: Line, now: float) -> float:
+        """Say how full an endpoint may be for a class: it is not held back below its floor."""
+        return 1.0 if self.is_below_floor(line, now) else line.rules.ceiling

@@ -36,6 +36,8 @@ class Refusal(Enum):
     """It would miss its own deadline."""
     SHED = "shed"
     """It waited, and had to make room for tenants that have had less."""
+    NOBODY = "nobody"
+    """No endpoint is there that could ever have room for it."""
     EXPIRED = "expired"
     """Its deadline, or the time its class may wait, passed while it waited."""
 

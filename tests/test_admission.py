@@ -167,6 +167,20 @@ async def test_a8_what_is_cached_counts_little_and_what_is_cold_queues() -> None
         await asyncio.gather(*again)
 
 
+async def test_a_burst_is_held_for_its_window_and_placed_in_fair_order() -> None:
+    """Ten of A at once and then one of B, four places: with the window B has one of them, without it none."""
+    tenants = [tenant("a"), tenant("b")]
+    for smoothing_s, is_soon in ((0.2, True), (0, False)):
+        rules = door(2) | {"smoothing_s": smoothing_s}
+        async with house(2, SLOW, admission=rules, tenants=tenants) as whole:
+            crowd = [asyncio.create_task(ask_as(whole, "a", f"a{at}", tokens=40)) for at in range(10)]
+            await until(lambda: whole.gateway.proxy.active == 10, "all of A are at the door")
+            late = await ask_as(whole, "b", "b", tokens=40)
+            ended = sum(task.done() for task in crowd)
+            assert (ended < 4) is is_soon
+            assert {answer.status for answer in [late, *await asyncio.gather(*crowd)]} == {200}
+
+
 async def test_without_admission_engines_queue_for_themselves() -> None:
     async with house(1, SLOW, admission={"enabled": False, "max_inflight": 1}) as whole:
         tasks = [asyncio.create_task(whole.ask(f"u{at}", tokens=200)) for at in range(8)]

@@ -186,7 +186,7 @@ async def test_two_who_write_into_redis_at_a_time_lose_nothing(line: Line, redis
 
 async def test_a_bad_document_in_redis_is_not_overwritten(line: Line, redis_server: RedisServer) -> None:
     redis_server.tell("HSET", DOCUMENTS, "a", "{}")
-    with pytest.raises(KeyProblem, match="Redis: tenant a: name: is required"):
+    with pytest.raises(KeyProblem, match="Redis: tenant 'a': name: is required"):
         await RedisStore(line).change(adds("b", "one"))
     assert redis_server.tell("HGETALL", DOCUMENTS) == {"a": "{}"}
 

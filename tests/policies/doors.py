@@ -34,10 +34,17 @@ class Door:
 
     @classmethod
     def of(
-        cls, flow: Flow, *, engines: int = 1, classes: tuple[ServiceClass, ...] = CLASSES, is_late: bool = False
+        cls,
+        flow: Flow,
+        *,
+        engines: int = 1,
+        classes: tuple[ServiceClass, ...] = CLASSES,
+        is_late: bool = False,
+        smoothing_s: float = 0.0,
     ) -> "Door":
         pool, index = Pool("p", endpoints(engines)), PrefixIndex()
-        return cls(AdmissionQueue(pool, {pool: LeastWork(index)}, index, classes, flow), pool, index, is_late)
+        queue = AdmissionQueue(pool, {pool: LeastWork(index)}, index, classes, flow, smoothing_s)
+        return cls(queue, pool, index, is_late)
 
     @property
     def standing(self) -> Standing:

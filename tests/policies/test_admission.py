@@ -119,12 +119,12 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS, st.integers(1, 3), st.booleans())
+@given(STEPS, st.integers(1, 3), st.booleans(), st.sampled_from([0.0, 0.7]))
 def test_places_never_leak_in_any_order(
-    steps: list[tuple[str, int, str, str, float]], most: int, is_late: bool
+    steps: list[tuple[str, int, str, str, float]], most: int, is_late: bool, smoothing_s: float
 ) -> None:
     rules = (ServiceClass("interactive", 4, 5.0, 1.0), ServiceClass("batch", 3, 9.0, ceiling=0.9, floor=0.2))
-    door = Door.of(Flow(max_inflight=most), engines=2, classes=rules, is_late=is_late)
+    door = Door.of(Flow(max_inflight=most), engines=2, classes=rules, is_late=is_late, smoothing_s=smoothing_s)
     tickets: list[Ticket] = []
     for at, (step, pick, tenant, name, left_s) in enumerate(steps):
         now = at / 4
@@ -235,7 +235,7 @@ def test_of_a_hundred_thousand_tenants_nothing_stays() -> None:
         door.ask(f"t{at}", at / 1e3, "r")
         if at % 3 == 0:
             door.end(next(iter(door.charges)), at / 1e3)
-    order = door.queue._lines["interactive"].order
+    order = door.queue._lines.named["interactive"].order
     assert 9 <= len(order) <= 10
     assert int(repr(order).split()[3]) < 100
     while door.charges:
@@ -304,9 +304,9 @@ def test_cached_prompts_of_a_hundred_thousand_tokens_count_little_and_cold_ones_
 def test_an_endpoint_that_is_down_or_full_gets_nobody() -> None:
     door = Door.of(places(1), classes=ONE)
     only = door.pool.endpoints[0]
+    running, waiting = door.ask("t", 0.0), door.ask("t", 0.0)
     only.health.state = HealthState.EJECTED
-    waiting = door.ask("t", 0.0)
-    assert door.queue.pump(1.0) == []
+    assert door.end(running, 0.5) == door.queue.pump(1.0) == []
     assert door.queue.saturation(1.0) == 0
     only.health.state = HealthState.READY
     only.report.kv_usage, only.report.at = 1.0, 1.0
@@ -359,8 +359,9 @@ def test_interactive_goes_first_and_batch_gets_its_floor() -> None:
 def test_a_newcomer_does_not_overtake_who_can_go_where_there_is_room() -> None:
     door = Door.of(places(1), classes=ONE)
     only = door.pool.endpoints[0]
+    running, first = door.ask("t", 0.0), door.ask("t", 0.0, "a")
     only.health.state = HealthState.EJECTED
-    first = door.ask("t", 0.0, "a")
+    door.end(running, 0.5)
     only.health.state = HealthState.READY
     second = door.ask("t", 1.0, "b")
     assert states([first, second]) == ["granted", "waiting"]
@@ -515,3 +516,75 @@ def test_a_context_that_no_endpoint_has_by_estimate_is_no_reason_to_wait_for_eve
     long = door.offer(request("long", (1, 20)), 0.1)
     assert long.state is State.WAITING
     assert door.end(first, 0.2) == [long]
+
+
+# Bursts.
+
+
+def test_a_burst_is_placed_in_fair_order_at_its_end() -> None:
+    """A's ten come first and would fill both endpoints; B's one comes 4 ms later."""
+    door = Door.of(places(2), engines=2, classes=ONE, smoothing_s=0.02)
+    first = door.ask("a", 0.0)
+    crowd = [door.ask("a", 0.001 * at) for at in range(1, 10)]
+    late = door.ask("b", 0.014)
+    assert first.state is State.GRANTED
+    assert crowd[0].state is State.GRANTED  # as many as there are endpoints are no burst
+    assert {ticket.state for ticket in [*crowd[1:], late]} == {State.WAITING}
+    assert door.queue.next_look == pytest.approx(0.022)
+    assert door.queue.pump(0.021) == door.end(first, 0.021) == []
+    door.send(changed := door.queue.pump(0.022), 0.022)
+    assert late in changed
+    assert sum(ticket.state is State.GRANTED for ticket in [*crowd, late]) == 4
+    assert late.waited_s == pytest.approx(late.predicted_wait_s)
+
+
+def test_without_a_window_a_burst_is_served_as_it_comes() -> None:
+    door = Door.of(places(2), engines=2, classes=ONE)
+    tickets = [door.ask("a", 0.001 * at) for at in range(4)]
+    assert states([*tickets, door.ask("b", 0.004)]) == ["granted"] * 4 + ["waiting"]
+
+
+def test_who_would_miss_its_deadline_in_a_burst_is_not_held() -> None:
+    door = Door.of(places(9), classes=ONE, smoothing_s=0.5)
+    assert [door.ask("a", 0.0).state for _ in range(3)] == [State.GRANTED, State.WAITING, State.WAITING]
+    assert door.ask("a", 0.0, deadline=0.4).state is State.GRANTED
+
+
+def test_what_finds_no_room_at_the_end_of_a_burst_is_told_how_long_it_would_wait() -> None:
+    rules = (ServiceClass("interactive", max_queue_wait_s=2.0),)
+    door = Door.of(places(2), classes=rules, smoothing_s=0.02)
+    running, other = door.ask("a", 0.0), door.ask("a", 0.1)
+    for at in range(1, 4):  # the queue learns that one leaves each second
+        waiting = door.ask("a", at - 0.9)
+        door.end(running, float(at))
+        running = waiting
+    door.end(running, 4.0)
+    door.end(other, 4.0)
+    burst = [door.ask("a", 5.0 + 0.001 * at) for at in range(8)]
+    assert {ticket.state for ticket in burst[1:]} == {State.WAITING}
+    door.send(door.queue.pump(5.1), 5.1)
+    refused = [ticket for ticket in burst if ticket.state is State.REFUSED]
+    assert refused
+    assert {ticket.refusal for ticket in refused} == {Refusal.WAIT}
+    assert min(ticket.predicted_wait_s for ticket in refused) > 1.0
+
+
+def test_nobody_is_turned_away_for_one_whom_no_endpoint_serves() -> None:
+    door = Door.of(places(1), classes=(ServiceClass("interactive", max_queued=1),))
+    door.ask("a", 0.0)
+    waiting = door.ask("a", 0.1)
+    stranger = door.ask("b", 0.2, model="?")
+    assert (waiting.state, stranger.refusal) == (State.WAITING, Refusal.NOBODY)
+
+
+def test_who_expires_is_told_what_it_would_wait_now() -> None:
+    door = Door.of(places(1), classes=(ServiceClass("interactive", max_queue_wait_s=3.0),))
+    running = door.ask("a", 0.0)
+    for at in range(1, 3):
+        waiting = door.ask("a", at - 0.5)
+        door.end(running, float(at))
+        running = waiting
+    tickets = [door.ask("a", 2.0) for _ in range(2)]
+    assert door.queue.pump(5.0) == tickets
+    assert {ticket.refusal for ticket in tickets} == {Refusal.EXPIRED}
+    assert tickets[0].predicted_wait_s > 0
