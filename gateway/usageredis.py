@@ -11,6 +11,7 @@ anything. One key a call, so that a cluster may keep each day where it likes.
 What Redis loses when a replica takes over is lost. Days expire by themselves.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -80,6 +81,16 @@ class UsageInRedis:
             answer = await self._line.ask("HGETALL", PREFIX + day)
         except LineDown as error:
             raise StoreError(str(error)) from error
+        return await asyncio.to_thread(self._kept, answer)  # a thousand sums take some 10 ms
+
+    async def tend(self) -> None:
+        """There is nothing else: budgets are with the limits."""
+
+    async def close(self) -> None:
+        """Leave the line to others."""
+
+    def _kept(self, answer: Answer) -> Kept:
+        """Read a day's hash."""
         assert isinstance(answer, list)
         words = [word.decode("utf-8", "replace") if isinstance(word, bytes) else str(word) for word in answer]
         sums: Sums = {}
@@ -92,9 +103,3 @@ class UsageInRedis:
             elif field == self._me:
                 number = int(count)
         return Kept(sums, number)
-
-    async def tend(self) -> None:
-        """There is nothing else: budgets are with the limits."""
-
-    async def close(self) -> None:
-        """Leave the line to others."""

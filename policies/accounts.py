@@ -186,20 +186,24 @@ class Accounts:
 
     def sums(self) -> dict[str, Sums]:
         """Give what there is, by day (`2027-01-31`)."""
-        days: dict[str, Sums] = {}
-        for (day, tenant, model), cell in self._cells.items():
-            add(days.setdefault(day_name(int(day)), {}), {(tenant, model or NO_MODEL): cell.counts()}, self._most + 1)
-        return days
+        return {day_name(int(day)): self._sums_of(day) for day in {day for day, _, _ in self._cells}}
 
     def sums_of(self, day: str) -> Sums:
         """Give what there is of a day."""
-        return self.sums().get(day, {})
+        return self._sums_of(date.fromisoformat(day).toordinal() - EPOCH_ORDINAL)
 
     def take(self) -> dict[str, Sums]:
         """Give what there is, and begin anew."""
         days = self.sums()
         self._cells = {}
         return days
+
+    def _sums_of(self, number: float) -> Sums:
+        sums: Sums = {}
+        for (day, tenant, model), cell in self._cells.items():
+            if day == number:
+                add(sums, {(tenant, model or NO_MODEL): cell.counts()}, self._most + 1)
+        return sums
 
     def _note_first(self, record: RequestRecord) -> None:
         tariff = self._tariff_of(record.tenant, record.model)
