@@ -88,10 +88,11 @@ class Keeper:
         done, _ = await asyncio.wait([self._task], timeout=STOP_S)
         if not done:
             self._task.cancel()
+            await asyncio.wait([self._task])
             self._trouble = f"not done within {STOP_S:g} s"
-        if self._trouble:
+        self._take()
+        if not await self._store.close(self._unsaved):
             log.error("accounting: what could not be saved is lost, %s: %s", self._told_unsaved(), self._trouble)
-        await self._store.close()
 
     async def save(self) -> bool:
         """Save what was counted since the last time; what cannot be is kept, and tried again the next time."""
@@ -169,8 +170,7 @@ class Keeper:
 
     def _told_unsaved(self) -> str:
         """Say how much is here alone."""
-        batches = (batch.sums for batch in self._unsaved)
-        every = Usage(added(counts for sums in (*batches, *self._accounts.sums().values()) for counts in sums.values()))
+        every = Usage(added(counts for batch in self._unsaved for counts in batch.sums.values()))
         figures = every.figures()
         return f"{figures['requests']} requests of {figures['weighted_tokens']} weighted tokens"
 

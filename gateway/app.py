@@ -347,7 +347,7 @@ def tenant_sources(config: Config, file: Path | None, line: Line | None) -> list
 def usage_store(config: Config, line: Line | None) -> Store:
     """Say where usage is kept."""
     if line is not None:
-        return UsageInRedis(line, secrets.token_hex(8), config.accounting.days)
+        return UsageInRedis(line, secrets.token_hex(8), config.accounting.days, config.accounting.path)
     if config.accounting.path is not None:
         return UsageInFiles(config.accounting.path, config.accounting.days, dict, lambda budgets: None)
     return Memory(config.accounting.days)

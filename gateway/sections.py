@@ -143,7 +143,7 @@ class Accounting(Section):
     path: Path | None = Field(
         None,
         description="Directory for it, of this gateway alone, and for what budgets have used; none: it is forgotten at "
-        "the end. With Redis it is kept there, and this is not used.",
+        "the end. With Redis it is kept there, and here only what could not be saved when the gateway stopped.",
     )
     days: Annotated[Count, Field(le=4000)] = Field(400, description="How many days are kept.")
 

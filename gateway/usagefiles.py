@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TextIO
@@ -100,11 +100,12 @@ class UsageInFiles:
         except OSError as error:
             raise StoreError(f"{self._directory}: {error.strerror or error}") from error
 
-    async def close(self) -> None:
+    async def close(self, unsaved: Sequence[Batch] = ()) -> bool:
         """Leave the directory to others."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+        return not unsaved
 
     # In a thread.
 
@@ -133,8 +134,7 @@ class UsageInFiles:
             self._prune()
         sums = self._read(file)
         add(sums, batch.sums)
-        entries = [{"tenant": tenant, "model": model, "counts": counts} for (tenant, model), counts in sums.items()]
-        replace(file, json.dumps({"version": VERSION, "day": batch.day, "usage": entries}).encode())
+        replace(file, json.dumps({"version": VERSION, "day": batch.day, **entries_of(sums)}).encode())
 
     def _read(self, file: Path) -> Sums:
         content = self._load(file)
@@ -171,6 +171,12 @@ class UsageInFiles:
 
     def _file(self, day: str) -> Path:
         return self._directory / f"usage-{day}.json"
+
+
+def entries_of(sums: Sums) -> dict[str, object]:
+    """Write sums as a file holds them."""
+    entries = [{"tenant": tenant, "model": model, "counts": counts} for (tenant, model), counts in sums.items()]
+    return {"usage": entries}
 
 
 def sums_of(content: dict[str, object]) -> Sums:

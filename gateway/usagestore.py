@@ -5,6 +5,7 @@ and once, however often that is tried: its number is higher than that of every b
 tell by itself whether a batch has come keeps the number of the last beside the sums.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,8 +68,15 @@ class Store(Protocol):
             StoreError: it could not be.
         """
 
-    async def close(self) -> None:
-        """End."""
+    async def close(self, unsaved: Sequence[Batch] = ()) -> bool:
+        """End.
+
+        Args:
+            unsaved: What could not be added.
+
+        Returns:
+            Whether nothing is lost.
+        """
 
 
 class Memory:
@@ -96,5 +104,6 @@ class Memory:
     async def tend(self) -> None:
         """There is nothing else."""
 
-    async def close(self) -> None:
+    async def close(self, unsaved: Sequence[Batch] = ()) -> bool:
         """End."""
+        return not unsaved

@@ -60,7 +60,7 @@ LEVELS = (
         "classes",
         "sharedredis",
         "tariffs",
-        "usagestore + usagefiles + usageredis",
+        "usagestore + usagefiles + usagespool + usageredis",
         "sources",
     ),
     ("guard", "tenantwatch", "keystores", "gauges", "accounts"),

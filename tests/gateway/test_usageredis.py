@@ -1,6 +1,7 @@
 """Accounts in Redis: what gateways add is added once, whatever becomes of Redis and its answers."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -170,6 +171,57 @@ async def test_what_was_counted_is_saved_at_the_end(line: Line) -> None:
     async with kept_in(shared(line)) as one:
         note(one, 3)
     assert await served(keeper(shared(line, "g2"))) == {"t": 3}
+
+
+# At the end.
+
+
+async def test_what_redis_cannot_take_at_the_end_is_added_by_who_starts_next_once(
+    line: Line, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    """Two batches: one that Redis has got, though no answer came, and what was counted after it."""
+    one = keeper(UsageInRedis(line, "g1", 400, tmp_path / "spool"))
+    note(one)
+    assert await one.save()
+    await one.start()
+    note(one, 2)
+    with redis_server.frozen():
+        assert not await one.save()
+        note(one, 4)
+        await one.close()
+    assert len(os.listdir(tmp_path / "spool")) == 1
+    await until(lambda: line.is_up, "the line is up")
+    for name in ("g2", "g3"):
+        other = keeper(UsageInRedis(line, name, 400, tmp_path / "spool"))
+        await saved(other)
+        assert await served(other) == {"t": 7}
+    assert os.listdir(tmp_path / "spool") == []
+
+
+async def test_without_a_place_for_it_what_redis_cannot_take_at_the_end_is_lost_and_told(
+    line: Line, redis_server: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    redis_server.kill()
+    for place in (None, tmp_path / "file"):
+        async with kept_in(UsageInRedis(line, "g1", 400, place)) as one:
+            note(one)
+    lost = [record.message for record in caplog.records if "is lost" in record.message]
+    assert len(lost) == 2
+    assert all(", 1 requests of 1050 weighted tokens: redis" in line for line in lost)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"gateway": "g0", "batches": [{"number": 1, "day": "d"}]}'])
+async def test_what_makes_no_sense_there_keeps_nothing_from_being_saved(
+    line: Line, tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "unsaved-g0.json").write_text(content)
+    one = keeper(UsageInRedis(line, "g1", 400, tmp_path))
+    note(one)
+    assert await one.save()
+    assert await one.save()
+    assert caplog.text.count("makes no sense") == 1
+    assert (tmp_path / "unsaved-g0.json").read_text() == content
 
 
 async def test_a_cluster_keeps_days_where_it_likes(tmp_path: Path) -> None:
