@@ -8,9 +8,11 @@ import socket
 from typing import Any
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 from gateway.app import Gateway
-from gateway.guard import is_any_address, is_loopback
+from gateway.guard import Guard, is_any_address, is_loopback
+from gateway.sections import Listen
 from loadtests.server import SimulatedEngine
 from tests.wire.client import Answer, get
 from tests.wire.house import serving, tenant
@@ -93,6 +95,25 @@ async def test_our_own_pages_may_ask(gateway: Gateway) -> None:
 @pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "Via", "X-Real-IP"])
 async def test_a_proxy_on_this_machine_speaks_for_others(gateway: Gateway, header: str) -> None:
     assert refusal(await get(gateway.admin_url, PAGE, [(header, "203.0.113.9")])) == FORBIDDEN
+
+
+@pytest.mark.parametrize("remote", ["203.0.113.9", "172.17.0.1", "::ffff:10.0.0.1", "2001:db8::1", "", "localhost"])
+def test_only_a_peer_at_this_machine_is_let_in(remote: str) -> None:
+    request = make_mocked_request("GET", PAGE, headers={"Host": "127.0.0.1:8081"})
+    guard = Guard(Listen())
+    assert guard.refusal(request.clone(remote="127.0.0.1")) is None
+    refused = guard.refusal(request.clone(remote=remote))
+    assert refused is not None
+    assert (refused.status, "listen.admin_key_sha256" in refused.message) == (403, True)
+    assert guard.refusal(request.clone(remote=remote, rel_url="/metrics")) is None
+
+
+@pytest.mark.parametrize(
+    ("admin_host", "is_let_in"), [("kvlane.internal", True), ("10.0.0.5", False), ("0.0.0.0", False), ("", False)]
+)
+def test_the_name_of_the_listener_is_one_of_this_machine(admin_host: str, is_let_in: bool) -> None:
+    request = make_mocked_request("GET", PAGE, headers={"Host": "Kvlane.internal:8081"}).clone(remote="::1")
+    assert (Guard(Listen(admin_host=admin_host)).refusal(request) is None) == is_let_in
 
 
 def own_address() -> str | None:
