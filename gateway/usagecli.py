@@ -11,17 +11,18 @@ from typing import Annotated, Any
 import aiohttp
 import orjson
 import typer
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from yarl import URL
 
-from gateway.terminal import err, give_up, out
+from gateway.terminal import err, give_up
 
 TIMEOUT_S = 60.0  # a year of many tenants takes seconds
 MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
 MICROS = 1_000_000
+WIDE = 1000  # columns: a terminal that is too narrow wraps lines, where rich would leave out names
 COLUMNS = {
-    "requests": "requests",
     "served": "served",
     "failed": "failed",
     "refused": "refused",
@@ -31,7 +32,7 @@ COLUMNS = {
     "weighted_tokens": "weighted",
     "cost_micros": "cost",
 }
-"""Of the table, by figure."""
+"""Of the table, by figure; CSV and JSON have all."""
 
 
 def usage(
@@ -123,7 +124,7 @@ def show(content: Mapping[str, Any]) -> None:
     is_whole = content["by"] == "total"
     table = Table(box=None, header_style="bold")
     for title in ("tenant", "model") if is_whole else (content["by"], "tenant", "model"):
-        table.add_column(title, overflow="fold")
+        table.add_column(title, no_wrap=True)
     for title in COLUMNS.values():
         table.add_column(title, justify="right", no_wrap=True)
     for row in content["rows"]:
@@ -132,7 +133,7 @@ def show(content: Mapping[str, Any]) -> None:
     names = ["total", ""] if is_whole else ["total", "", ""]
     table.add_section()
     table.add_row(*names, *figures(content["total"]), style="bold")
-    out.print(table)
+    Console(width=WIDE, highlight=False).print(table)
 
 
 def figures(row: Mapping[str, Any]) -> list[str]:
