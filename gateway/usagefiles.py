@@ -50,8 +50,8 @@ class UsageInFiles:
             directory: Of this gateway alone.
             days: How many are kept.
             snapshot: Gives what budgets have used, as JSON can hold it.
-            restore: Takes what `snapshot` gave before a restart; raises KeyError, TypeError or ValueError if it is not
-                that.
+            restore: Takes what `snapshot` gave before a restart; if it is not that it raises AttributeError, KeyError,
+                TypeError or ValueError.
         """
         self._directory = directory
         self._days = days
@@ -72,7 +72,7 @@ class UsageInFiles:
         if budgets is not None:
             try:
                 self._restore(budgets)
-            except (KeyError, TypeError, ValueError) as error:
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
                 self._set_aside(self._directory / BUDGETS, error)
 
     async def add(self, batch: Batch) -> None:

@@ -8,6 +8,7 @@ What was taken is not here any more: whoever took it adds it to what is kept, on
 A request belongs to the day on which it arrived, as its reservation of a budget does, however late it ends. It is
 charged for its tokens if an engine served it, or if its client left while an engine worked on it. What failed, was
 refused or was the client's mistake is counted and costs nothing. A list of models and the like is nobody's usage.
+What is cached is as the engine says, or as it was predicted where the engine is silent; limits charge the same.
 
 Everything is a whole number, rounded once per request: weighted tokens up, as limits count them; cost to the nearest
 nano-unit of the operator's money (a millionth of a millionth of a price per million would be exact, but 64 bits of it
@@ -133,7 +134,8 @@ class _Cell:
         if not is_charged(record):
             return
         prompt, output = record.prompt_tokens, record.output_tokens or 0
-        cached = min(record.cached_tokens or 0, prompt)
+        cached = record.predicted_cached_tokens if record.cached_tokens is None else record.cached_tokens
+        cached = min(cached or 0, prompt)
         self.prompt_tokens += prompt
         self.cached_tokens += cached
         self.output_tokens += output

@@ -195,7 +195,7 @@ async def test_a_file_that_makes_no_sense_is_set_aside_and_the_rest_goes_on(
 @pytest.mark.parametrize("content", ["{", "[]", '{"t": 1}'])
 async def test_budgets_that_make_no_sense_are_set_aside(tmp_path: Path, content: str) -> None:
     def restore(budgets: dict[str, object]) -> None:
-        raise TypeError("not what snapshot gave")
+        sorted(budgets["t"].items())  # type: ignore[attr-defined]
 
     (tmp_path / "budgets.json").write_text(content)
     async with kept_in(UsageInFiles(tmp_path, 400, dict, restore)):

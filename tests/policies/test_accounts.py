@@ -92,6 +92,12 @@ def test_a_list_of_models_is_nobodys_usage() -> None:
     assert noted(replace(SERVED, tries=0)).take() == {}
 
 
+def test_what_is_cached_is_as_predicted_where_the_engine_is_silent() -> None:
+    silent = replace(SERVED, cached_tokens=None, predicted_cached_tokens=500)
+    assert counts(silent)["cached_tokens"] == 500
+    assert "cached_tokens" not in counts(replace(silent, cached_tokens=0))
+
+
 def test_no_more_is_cached_than_there_is() -> None:
     assert counts(replace(SERVED, prompt_tokens=10, cached_tokens=600))["cached_tokens"] == 10
 
