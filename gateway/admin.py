@@ -1,7 +1,7 @@
 """The admin listener: what operators see. Never on the API's port, never reachable with a tenant's key (`guard.py`)."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import orjson
@@ -20,8 +20,14 @@ log.addFilter(lambda record: not is_malformed(record))
 CHALLENGE = {"www-authenticate": 'Basic realm="kvlane admin", charset="UTF-8"'}  # so that browsers ask for the key
 
 
-def admin_app(fleet: Fleet, metrics: Metrics, clock: Callable[[], float], guard: Guard) -> web.Application:
-    """Build the admin application: /metrics, /admin/endpoints, /healthz."""
+def admin_app(
+    fleet: Fleet,
+    metrics: Metrics,
+    clock: Callable[[], float],
+    guard: Guard,
+    more: Iterable[web.AbstractRouteDef] = (),
+) -> web.Application:
+    """Build the admin application: /metrics, /admin/endpoints, /healthz, and more pages behind the same guard."""
 
     @web.middleware
     async def guarded(
@@ -57,6 +63,7 @@ def admin_app(fleet: Fleet, metrics: Metrics, clock: Callable[[], float], guard:
     app.router.add_get("/metrics", page)
     app.router.add_get("/admin/endpoints", endpoints)
     app.router.add_get("/healthz", health)
+    app.router.add_routes(more)
     app.router.add_route("*", "/{path:.*}", unknown)
     return app
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from gateway.errors import BudgetSpent, GatewayError, LimitReached
 from policies.bucket import DAY_US, SECOND_US, whole_ms
 from policies.ledger import Allowance, Kind, Take
-from policies.quotas import MICROS, Quota, Unit
+from policies.quotas import Quota, Unit
+from policies.tariff import NANO
 
 TOLD = (Unit.REQUESTS, Unit.TOKENS)
 
@@ -66,7 +67,7 @@ def refusal_of(
         return None
     wait_us, at = max(refusing)
     quota, take, allowance = quotas[at], takes[at], allowances[at]
-    told = f"{quota.limit / MICROS:,.2f}" if quota.unit is Unit.COST else f"{quota.limit:,}"
+    told = f"{quota.limit / NANO:,.2f}" if quota.unit is Unit.COST else f"{quota.limit:,}"
     what = WORDS[quota.name].format(told) + (f" of the model {quota.model!r}" if quota.model else "")
     words = f"tenant {tenant} may have {what} (a limit of this gateway, {quota.name})"
     if quota.kind is Kind.RATE:

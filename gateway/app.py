@@ -25,6 +25,8 @@ import aiohttp
 from aiohttp import web
 
 from gateway.accesslog import AccessLog
+from gateway.accountpages import AccountPages, LimitState
+from gateway.accounts import Keeper
 from gateway.admin import admin_app
 from gateway.admin import log as admin_log
 from gateway.classes import Classes
@@ -51,11 +53,16 @@ from gateway.readers import Readers
 from gateway.redisline import Line
 from gateway.salt import secret_of
 from gateway.sharedredis import line_to
-from gateway.sources import Inline, RedisSource, Source, configuration_file, tenants_file
+from gateway.sources import tenant_sources
 from gateway.stored import StoredResponses
+from gateway.tariffs import Tariffs
 from gateway.tenants import Tenant, Tenants
 from gateway.tenantwatch import TenantWatch
 from gateway.upstream import Upstream
+from gateway.usagefiles import UsageInFiles
+from gateway.usageredis import UsageInRedis
+from gateway.usagestore import Memory, Store, StoreError
+from policies.bucket import SECOND_US
 from policies.catalog import POLICIES
 from policies.index import PrefixIndex
 from policies.learned import OutputHabits
@@ -129,6 +136,17 @@ class Gateway:
         self._cache_root = (config.cache_secret or secrets.token_hex(32)).encode()
         self.limiter = Limiter(self.metrics, lambda: time.time_ns() // 1000, self._line)
         habits = OutputHabits()
+        tariffs = Tariffs(tenants, config.models)
+        self._keeper = Keeper(
+            usage_store(config, self._line, self.limiter),
+            tariffs.of,
+            self.metrics,
+            time.time,
+            config.accounting.days,
+        )
+        self._account_pages = AccountPages(
+            self._keeper, tenants, self._tenant_watch.configs, self._look_at, lambda tenant: None, time.time
+        )
         self.readers = Readers(config.models, Questions(self.fleet, self._session, self._clock))
         self.proxy = Proxy(
             fleet=self.fleet,
@@ -140,7 +158,7 @@ class Gateway:
             intake=Intake(
                 self.fleet, self.readers.of, classes, config.routing.session_header, habits, self._cache_secret
             ),
-            demand=Demand({model.name: model.prices for model in config.models if model.prices}, habits),
+            demand=Demand(tariffs.of, habits),
             limiter=self.limiter,
             gate=self.gate,
             keepalive_s=config.admission.keepalive_s,
@@ -186,6 +204,10 @@ class Gateway:
         problems = [*await self.readers.start(), *await self._tenant_watch.load()]
         if problems:
             raise StartError("; ".join(problems))
+        try:
+            await self._keeper.start()
+        except StoreError as error:
+            raise StartError(str(error)) from error
         listen = self._config.listen
         loop = asyncio.get_running_loop()
         try:
@@ -194,7 +216,7 @@ class Gateway:
             )
         except OSError as error:
             raise StartError(f"cannot listen on {listen.host}:{listen.port}: {reason(error)}") from error
-        app = admin_app(self.fleet, self.metrics, self._clock, Guard(listen))
+        app = admin_app(self.fleet, self.metrics, self._clock, Guard(listen), self._account_pages.routes())
         self._admin_runner = web.AppRunner(app, access_log=None, logger=admin_log)
         await self._admin_runner.setup()
         try:
@@ -249,6 +271,7 @@ class Gateway:
         if self._admin_runner is not None:
             await self._admin_runner.cleanup()
         await self.limiter.close()
+        await self._keeper.close()
         if self._line is not None:
             await self._line.close()
         await self._session.close()
@@ -296,6 +319,18 @@ class Gateway:
         for answer in list(member.in_flight):
             answer.give_up_if_silent(SILENT_S)
 
+    async def _look_at(self, tenant: Tenant) -> list[LimitState]:
+        """Say how the limits of a tenant stand."""
+        return [
+            LimitState(
+                f"{quota.name}:{quota.model}" if quota.model else quota.name,
+                quota.told(quota.limit),
+                quota.told(quota.left(allowance.remaining)),
+                allowance.reset_us / SECOND_US,
+            )
+            for quota, allowance in await self.limiter.look(tenant)
+        ]
+
     def _cache_secret(self, tenant: Tenant) -> bytes | None:
         """Give the secret by which the caches of a tenant are kept apart; None: they need not be."""
         return secret_of(self._cache_root, tenant.name) if tenant.isolate_cache else None
@@ -305,6 +340,7 @@ class Gateway:
 
     def _record(self, record: RequestRecord) -> None:
         self.metrics.observe(record)
+        self._keeper.note(record)
         if self._access_log is not None:
             self._access_log.write(record)
 
@@ -332,14 +368,13 @@ class Gateway:
             self._lag_s = max(0.0, self._clock() - before - LAG_EVERY_S)
 
 
-def tenant_sources(config: Config, file: Path | None, line: Line | None) -> list[Source]:
-    """Give every place where the configuration says that tenants are."""
-    sources: list[Source] = [Inline(config) if file is None else configuration_file(file)]
-    if config.tenants_file is not None:
-        sources.append(tenants_file(config.tenants_file))
-    if config.tenants_in_redis and line is not None:
-        sources.append(RedisSource(line))
-    return sources
+def usage_store(config: Config, line: Line | None, limiter: Limiter) -> Store:
+    """Say where usage is kept, and without Redis what budgets have used."""
+    if line is not None:
+        return UsageInRedis(line, secrets.token_hex(8), config.accounting.days, config.accounting.path)
+    if config.accounting.path is not None:
+        return UsageInFiles(config.accounting.path, config.accounting.days, limiter.budgets, limiter.restore)
+    return Memory(config.accounting.days)
 
 
 def reason(error: OSError) -> str:

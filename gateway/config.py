@@ -19,6 +19,7 @@ from gateway import document
 from gateway.sections import (
     NAME,
     AccessLog,
+    Accounting,
     Admission,
     Connections,
     Count,
@@ -259,6 +260,7 @@ class Config(Section):
     connections: Connections = Connections()
     shutdown: Shutdown = Shutdown()
     access_log: AccessLog = AccessLog()
+    accounting: Accounting = Accounting()
     routing: Routing = Routing()
     admission: Admission = Admission()
     pools: Annotated[tuple[PoolConfig, ...], Field(min_length=1)]

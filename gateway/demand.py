@@ -12,17 +12,16 @@ What is charged in the end, by how the request ended:
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 from gateway.exchange import Exchange
-from gateway.tenancy import PricesConfig
 from gateway.tenants import Tenant
 from gateway.trace import Trace
 from gateway.usage import used
 from policies.learned import OutputHabits, PromptHabits
-from policies.quotas import NOTHING, Amounts, Tariff
 from policies.record import Outcome
+from policies.tariff import NOTHING, Amounts, Tariff
 
 REQUEST_ONLY = Amounts(1, 0, 0)
 MAX_TARIFFS = 10_000
@@ -43,12 +42,12 @@ class Demand:
     """Guesses and adds up.
 
     Args:
-        prices: By model.
+        tariff_of: Gives what a tenant's tokens of a model count for, both by name.
         outputs: How long answers are; what is learned elsewhere counts here.
     """
 
-    def __init__(self, prices: Mapping[str, PricesConfig], outputs: OutputHabits) -> None:
-        self._prices = prices
+    def __init__(self, tariff_of: Callable[[str, str], Tariff], outputs: OutputHabits) -> None:
+        self._tariff_of = tariff_of
         self._outputs = outputs
         self._prompts = PromptHabits()
         self._tariffs: OrderedDict[tuple[str, str], tuple[Tenant, Tariff]] = OrderedDict()
@@ -88,12 +87,7 @@ class Demand:
         """Give what a tenant's tokens of a model count for, and what they cost."""
         known = self._tariffs.get((tenant.name, model))
         if known is None or known[0] is not tenant:
-            weights, prices = tenant.token_weights, self._prices.get(model)
-            tariff = Tariff(weights.cached, weights.output)
-            if prices is not None:
-                cached = prices.input if prices.cached is None else prices.cached
-                tariff = Tariff(weights.cached, weights.output, prices.input, cached, prices.output)
-            known = self._tariffs[tenant.name, model] = tenant, tariff
+            known = self._tariffs[tenant.name, model] = tenant, self._tariff_of(tenant.name, model)
             if len(self._tariffs) > MAX_TARIFFS:
                 self._tariffs.popitem(last=False)
         return known[1]

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 from gateway.allowed import lines_of, refusal_of
 from gateway.errors import Overloaded
@@ -23,7 +24,8 @@ from gateway.redisline import Line
 from gateway.sharedledger import SharedLedger
 from gateway.tenants import Tenant
 from policies.ledger import Allowance, Ledger, Take
-from policies.quotas import NOTHING, Amounts, Quota, finals, takes
+from policies.quotas import Quota, finals, takes
+from policies.tariff import NOTHING, Amounts
 
 LEASE_US = 10**15  # of what is counted here, thirty years: within a process nobody is cut off from its grants
 MAX_REMEMBERED = 10_000
@@ -129,6 +131,16 @@ class Limiter:
             if allowances is not None:
                 self.shared.settle(tenant.name, id, [0] * len(nothing))
         return [] if allowances is None else list(zip(quotas, allowances, strict=True))
+
+    # Over a restart, without Redis.
+
+    def budgets(self) -> dict[str, object]:
+        """Give what budgets have used, as JSON can hold it."""
+        return dict(self.ledger.budgets(self._wall_us()))
+
+    def restore(self, budgets: dict[str, Any]) -> None:
+        """Take what `budgets` gave before a restart; once."""
+        self.ledger.restore(budgets, self._wall_us())
 
     # Inside.
 

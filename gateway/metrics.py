@@ -139,7 +139,7 @@ class Metrics:
         PlatformCollector(registry=self._registry)
         request_labels = ("model", "tenant", "outcome", "status")
         self.requests = self._counter("kvlane_requests_total", "Requests that have ended.", request_labels)
-        self.refusals = self._counter("kvlane_refusals_total", "Requests refused by the gateway.", ("code",))
+        self.refusals = self._counter("kvlane_refusals_total", "Requests refused by the gateway.", ("code", "tenant"))
         self.endpoint_requests = self._counter(
             "kvlane_endpoint_requests_total", "Tries sent to an endpoint.", ("endpoint", "reason")
         )
@@ -276,7 +276,7 @@ class _Requester:
             cell = self._requests[how] = self._metrics.requests.cell(labels)
         cell[0] += 1
         if record.code is not None and record.status != 200:  # a stream that broke was no refusal
-            self._metrics.refusals.add((record.code,))
+            self._metrics.refusals.add((record.code, self._tenant))
         if not record.tries:
             return
         self._e2e.observe(record.e2e_s)

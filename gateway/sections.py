@@ -4,6 +4,7 @@ Frozen, and strict about unknown keys; keys carry their unit. `config.py` puts t
 """
 
 import re
+from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -134,6 +135,17 @@ class AccessLog(Section):
     """One JSON line a request."""
 
     path: str | None = Field(None, description="File to append to, `-` for standard output; none by default.")
+
+
+class Accounting(Section):
+    """What tenants have used, day by day."""
+
+    path: Path | None = Field(
+        None,
+        description="Directory for it, of this gateway alone, and for what budgets have used; none: it is forgotten at "
+        "the end. With Redis it is kept there, and here only what could not be saved when the gateway stopped.",
+    )
+    days: Annotated[Count, Field(le=4000)] = Field(400, description="How many days are kept.")
 
 
 class Routing(Section):

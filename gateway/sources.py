@@ -257,3 +257,13 @@ def version_of(answer: Answer) -> int:
         ValueError: it is no number.
     """
     return int(answer) if isinstance(answer, bytes) else 0
+
+
+def tenant_sources(config: Config, file: Path | None, line: Line | None) -> list[Source]:
+    """Give every place where the configuration says that tenants are."""
+    sources: list[Source] = [Inline(config) if file is None else configuration_file(file)]
+    if config.tenants_file is not None:
+        sources.append(tenants_file(config.tenants_file))
+    if config.tenants_in_redis and line is not None:
+        sources.append(RedisSource(line))
+    return sources

@@ -27,7 +27,8 @@ from yarl import URL
 from gateway import document
 from gateway.sections import NAME, Count, Seconds, Section, each_is_sha256, no_bool
 from policies.ledger import Kind
-from policies.quotas import MICROS, Quota, Unit
+from policies.quotas import Quota, Unit
+from policies.tariff import NANO
 
 ANONYMOUS_NAME = "anonymous"
 RESERVED = {ANONYMOUS_NAME: "is who calls without a key", "unknown": "is who nobody knows, in metrics and logs"}
@@ -102,7 +103,7 @@ class LimitsConfig(Section):
             if tokens is not None:
                 found.append(Quota(f"tokens_per_{name}", kind, Unit.TOKENS, tokens, model=model))
             if cost is not None:
-                found.append(Quota(f"cost_per_{name}", kind, Unit.COST, round(cost * MICROS), model=model))
+                found.append(Quota(f"cost_per_{name}", kind, Unit.COST, round(cost * NANO), model=model))
         return found
 
     @property

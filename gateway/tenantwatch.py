@@ -8,11 +8,12 @@ read. Trouble is said once, in the log and as a gauge, and once more when it is 
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gateway.config import Config
 from gateway.metrics import Metrics
 from gateway.sources import Callers, Source, SourceError
+from gateway.tenancy import TenantConfig
 from gateway.tenants import Tenants
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,11 @@ class TenantWatch:
             for origin in self._origins:
                 if (every_s := origin.source.every_s) is not None:
                     group.create_task(self._follow(origin, every_s), name=f"tenants of {origin.source.title}")
+
+    def configs(self) -> Iterator[TenantConfig]:
+        """Give what is said of every tenant, as it is taken now."""
+        for origin in self._origins:
+            yield from origin.taken.tenants
 
     def show(self, metrics: Metrics) -> None:
         """Let the metrics page tell how many there are, and where what is known is not what is there."""

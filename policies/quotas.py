@@ -4,9 +4,7 @@ A tenant has quotas over all models, and may have others for a model besides; a 
 under. Before it runs its size is an estimate (`Tariff.amounts` of the prompt and of the output that is set aside), and
 `takes` says what is reserved; when it is over `finals` says what it came to.
 
-tokens   are weighted: a prompt token that no cache had counts 1, a cached one and one of output what the tenant's
-         weights say. What is reserved takes nothing for cached: nobody knows yet.
-cost     is money in millionths: prices are per million tokens, so a token costs its price in those.
+tokens   are weighted (`tariff.py`). What is reserved takes nothing for cached: nobody knows yet.
 limits   never hold back a request for ever because of what is set aside for its output: if its prompt is within the
          whole of a limit, the reservation is cut to it. What the answer comes to beyond is charged in the end.
 """
@@ -14,13 +12,10 @@ limits   never hold back a request for ever because of what is set aside for its
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from math import ceil
-from typing import NamedTuple
 
 from policies import bucket
 from policies.ledger import Kind, Take
-
-MICROS = 1_000_000
+from policies.tariff import NANO, Amounts
 
 
 class Unit(Enum):
@@ -30,37 +25,6 @@ class Unit(Enum):
     TOKENS = "tokens"
     SLOTS = "slots"
     COST = "cost"
-
-
-class Amounts(NamedTuple):
-    """What a request comes to."""
-
-    requests: int
-    tokens: int
-    """Weighted."""
-    cost: int
-    """In millionths."""
-
-
-NOTHING = Amounts(0, 0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Tariff:
-    """What tokens count for, and what they cost per million."""
-
-    cached_weight: float = 1.0
-    output_weight: float = 1.0
-    input_price: float = 0.0
-    cached_price: float = 0.0
-    output_price: float = 0.0
-
-    def amounts(self, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> Amounts:
-        """Add up one request."""
-        uncached = prompt_tokens - cached_tokens
-        tokens = uncached + self.cached_weight * cached_tokens + self.output_weight * output_tokens
-        cost = self.input_price * uncached + self.cached_price * cached_tokens + self.output_price * output_tokens
-        return Amounts(1, ceil(tokens - 1e-9), ceil(cost - 1e-9))  # 0.1 has no exact double
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +51,10 @@ class Quota:
     def field(self) -> str:
         """Name it among its tenant's limits of the same kind."""
         return f"{self.unit.value}:{self.model}" if self.model else self.unit.value
+
+    def told(self, amount: int) -> float:
+        """Give an amount as people are told it: costs in whole money."""
+        return amount / NANO if self.unit is Unit.COST else amount
 
     def of(self, amounts: Amounts) -> int:
         """Give what a request comes to in this unit."""

@@ -122,7 +122,8 @@ def test_the_base_images_are_pinned_by_version() -> None:
 @pytest.mark.parametrize("service", sorted(SERVICES))
 def test_mounted_files_are_there_and_read_only(service: str) -> None:
     assert all(file.is_file() for file in mounts(service).values())
-    assert all(volume.endswith(":ro") for volume in SERVICES[service].get("volumes", []))
+    of_ours = [volume for volume in SERVICES[service].get("volumes", []) if volume[0] == "."]
+    assert all(volume.endswith(":ro") for volume in of_ours)
 
 
 @pytest.mark.parametrize("service", sorted(SERVICES))

@@ -63,17 +63,19 @@ LEVELS = (
         "gate",
         "classes",
         "sharedredis",
+        "tariffs",
+        "usagestore + usagefiles + usagespool + usageredis",
         "sources",
         "limiter + sharedledger",
     ),
-    ("guard", "tenantwatch", "keystores", "gauges"),
-    ("admin",),
+    ("guard", "tenantwatch", "keystores", "gauges", "accounts"),
+    ("admin", "accountpages"),
     # 3: the life of a request
     ("proxy + exchange + attempt + stored + intake + demand",),
     # 4: builds everything
     ("app",),
     # 5: the command
-    ("cli + __main__ + keycli + terminal",),
+    ("cli + __main__ + keycli + usagecli + terminal",),
 )
 
 MAY_KNOW = {
@@ -104,7 +106,7 @@ ONLY_IN = {
     "httptools": {"gateway.connection"},
     "zmq": {"gateway.kvstream"},
     "msgspec": {"gateway.engines.kvevents"},
-    "typer": {"gateway.cli", "gateway.keycli"},
+    "typer": {"gateway.cli", "gateway.keycli", "gateway.usagecli"},
     "uvloop": {"gateway.cli"},
     "policies.books": {"gateway.lease"},
     "policies.catalog": {"gateway.config", "gateway.app"},

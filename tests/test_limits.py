@@ -18,6 +18,7 @@ from loadtests.settings import Settings
 from loadtests.vocabulary import small_tokenizer
 from policies.ledger import Allowance
 from policies.quotas import Quota
+from policies.tariff import NANO
 from tests.fleet_fixtures import CHAT, FAST, House, Reply, before, house, leave, prompt, until
 
 SLOW = Settings(time_scale=1.0)
@@ -104,7 +105,7 @@ async def test_a_budget_in_money_counts_by_the_prices_of_models() -> None:
     models = [{"name": "sim", "prices": {"input": 0, "output": 1_000_000}}]  # a token of output costs one
     async with house(1, models=models, **limited(cost_per_month=1000)) as whole:
         assert (await ask(whole, tokens=30, max_tokens=30)).status == 200
-        assert (await left(whole))["cost_per_month"] == 970 * 1_000_000
+        assert (await left(whole))["cost_per_month"] == 970 * NANO
 
 
 # L2: everywhere.

@@ -11,6 +11,7 @@ from pydantic_core import PydanticUndefined
 from gateway.config import Config, EndpointConfig, ModelConfig, PoolConfig, build, load
 from gateway.sections import (
     AccessLog,
+    Accounting,
     Admission,
     ClassConfig,
     Connections,
@@ -49,6 +50,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "connections": Connections,
     "shutdown": Shutdown,
     "access_log": AccessLog,
+    "accounting": Accounting,
     "routing": Routing,
     "redis": RedisConfig,
 }

@@ -190,6 +190,7 @@ async def test_l9_each_tenant_says_what_happens_without_redis(
             if rule == "closed":
                 assert error(replies[0])["code"] == "server_overloaded"
                 assert "retry-after" in replies[0].headers
+        await until(lambda: ledger_of(whole).is_up, "it is up again")
 
 
 async def test_l9_budgets_are_charged_later_for_what_was_used_meanwhile(redis_server: RedisServer) -> None:

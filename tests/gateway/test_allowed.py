@@ -6,12 +6,13 @@ from gateway.allowed import duration, lines_of, refusal_of, span
 from gateway.errors import BudgetSpent, LimitReached, render
 from policies.bucket import DAY_US, amount_us, burst_us
 from policies.ledger import Allowance, Kind
-from policies.quotas import NOTHING, Amounts, Quota, Unit, takes
+from policies.quotas import Quota, Unit, takes
+from policies.tariff import NOTHING, Amounts
 
 REQUESTS = Quota("requests_per_minute", Kind.RATE, Unit.REQUESTS, 60, 60)
 TOKENS = Quota("tokens_per_minute", Kind.RATE, Unit.TOKENS, 6000, 6000)
 OF_MODEL = Quota("tokens_per_minute", Kind.RATE, Unit.TOKENS, 600, 600, "m")
-COST = Quota("cost_per_day", Kind.DAY, Unit.COST, 2_500_000)
+COST = Quota("cost_per_day", Kind.DAY, Unit.COST, 2_500_000_000)
 SLOTS = Quota("parallel", Kind.PARALLEL, Unit.SLOTS, 5)
 
 

@@ -9,18 +9,19 @@ from gateway import openai
 from gateway.demand import Demand, Guess, text_bytes
 from gateway.exchange import Exchange
 from gateway.routes import ENGINE_ROUTES
-from gateway.tenancy import PricesConfig, TokenWeightsConfig
 from gateway.tenants import Tenant
 from gateway.trace import Trace
 from gateway.usage import Usage
 from policies.endpoint import Endpoint
 from policies.learned import OutputHabits
 from policies.policy import Choice, Reason
-from policies.quotas import NOTHING, Amounts
 from policies.record import Outcome
 from policies.request import InferenceRequest
+from policies.tariff import NOTHING, Amounts, Tariff
 
 CHAT = "/v1/chat/completions"
+PRICED = Tariff.of(input_price=1.0, output_price=2.0)
+TARIFFS = {"cheap": Tariff.of(cached_weight=0.5)}
 GUESS = Guess(NOTHING, NOTHING, 0)
 
 
@@ -32,7 +33,7 @@ def exchange(body: dict[str, Any], tenant: Tenant, path: str = CHAT) -> Exchange
 
 
 def demand() -> Demand:
-    return Demand({"m": PricesConfig(input=1.0, output=2.0)}, OutputHabits())
+    return Demand(lambda tenant, model: TARIFFS.get(tenant, PRICED), OutputHabits())
 
 
 def ended(outcome: Outcome, *, tries: int = 1, usage: Usage | None = None, counted: int = 0) -> Trace:
@@ -46,7 +47,7 @@ def test_a_prompt_is_guessed_from_its_bytes_and_output_from_habits() -> None:
     estimate, kept, _ = demand().guess(asked, "m")
     assert kept.tokens == pytest.approx(1020, abs=10)
     assert estimate.tokens == kept.tokens + 512
-    assert estimate.cost == kept.tokens + 2 * 512
+    assert estimate.cost == 1000 * (kept.tokens + 2 * 512)
 
 
 def test_what_is_set_aside_is_what_the_request_allows_and_the_tenants_cap() -> None:
@@ -75,10 +76,10 @@ def test_the_guess_learns_how_many_tokens_a_tenants_bytes_are() -> None:
 @pytest.mark.parametrize(
     ("trace", "amounts"),
     [
-        (ended(Outcome.OK, usage=Usage(90, 20, None)), Amounts(1, 110, 130)),
-        (ended(Outcome.OK, usage=Usage(90, 0, 0)), Amounts(1, 90, 90)),
-        (ended(Outcome.OK, counted=7), Amounts(1, 107, 114)),
-        (ended(Outcome.DISCONNECTED, counted=10), Amounts(1, 110, 120)),
+        (ended(Outcome.OK, usage=Usage(90, 20, None)), Amounts(1, 110, 130000)),
+        (ended(Outcome.OK, usage=Usage(90, 0, 0)), Amounts(1, 90, 90000)),
+        (ended(Outcome.OK, counted=7), Amounts(1, 107, 114000)),
+        (ended(Outcome.DISCONNECTED, counted=10), Amounts(1, 110, 120000)),
         (ended(Outcome.DISCONNECTED, tries=0), Amounts(1, 0, 0)),
         (ended(Outcome.CLIENT_ERROR, tries=0), Amounts(1, 0, 0)),
         (ended(Outcome.FAILED, counted=50), NOTHING),
@@ -90,7 +91,7 @@ def test_what_is_charged_depends_on_how_it_ended(trace: Trace, amounts: Amounts)
 
 
 def test_what_the_engine_does_not_say_is_cached_is_what_was_predicted() -> None:
-    tenant = Tenant("t", token_weights=TokenWeightsConfig(cached=0.5))
+    tenant = Tenant("cheap")
     trace = ended(Outcome.OK, usage=Usage(100, 10, None))
     trace.choice = Choice(Endpoint("e", "http://e"), Reason.PREFIX, 80)
     assert demand().came_to(tenant, trace, GUESS).tokens == 20 + 40 + 10

@@ -21,7 +21,7 @@ STREAM = replace(RECORD, is_stream=True, ttft_s=0.3, tpot_s=0.02)
 PAGE = {
     # name: labels
     "kvlane_requests_total": {"model", "tenant", "outcome", "status"},
-    "kvlane_refusals_total": {"code"},
+    "kvlane_refusals_total": {"code", "tenant"},
     "kvlane_endpoint_requests_total": {"endpoint", "reason"},
     "kvlane_endpoint_failures_total": {"endpoint", "kind"},
     "kvlane_retries_total": {"kind"},
@@ -39,6 +39,9 @@ PAGE = {
     "kvlane_output_tokens_total": {"model", "tenant"},
     "kvlane_cached_tokens_total": {"source", "model", "tenant"},
     "kvlane_access_log_drops_total": set(),
+    "kvlane_weighted_tokens_total": {"model", "tenant"},
+    "kvlane_cost_total": {"model", "tenant"},
+    "kvlane_accounting_unsaved": set(),
     "kvlane_inflight_requests": {"endpoint"},
     "kvlane_pending_prefill_tokens": {"endpoint"},
     "kvlane_pending_prefill_seconds": {"endpoint"},
@@ -104,7 +107,7 @@ def test_a_request_is_counted_once_under_what_it_was() -> None:
     who = {"model": "m", "tenant": "t"}
     assert value(found, "kvlane_requests_total", **who, outcome="ok", status="200") == 2
     assert value(found, "kvlane_requests_total", **who, outcome="refused", status="503") == 1
-    assert value(found, "kvlane_refusals_total", code="server_overloaded") == 1
+    assert value(found, "kvlane_refusals_total", code="server_overloaded", tenant="t") == 1
     assert value(found, "kvlane_prompt_tokens_total", **who) == 6
     assert value(found, "kvlane_output_tokens_total", **who) == 4
 
@@ -241,7 +244,8 @@ async def test_p7_what_clients_make_up_makes_no_series() -> None:
 
 
 async def test_the_page_has_every_metric_with_its_labels_and_nothing_else() -> None:
-    async with house(2, endpoint={"kv_events": "auto"}) as whole:
+    models = [{"name": "sim", "prices": {"input": 1, "output": 1}}]
+    async with house(2, endpoint={"kv_events": "auto"}, models=models) as whole:
         await whole.ask(stream=True)
         await whole.ask(model="nobody")
         whole.gateway.metrics.endpoint_failures.add(("e0", "cut"))

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from policies import bucket
 from policies.ledger import Kind, Ledger, are_granted
-from policies.quotas import NOTHING, Amounts, Quota, Tariff, Unit, finals, takes
+from policies.quotas import Quota, Unit, finals, takes
+from policies.tariff import NOTHING, Amounts, Tariff
 
 REQUESTS = Quota("requests_per_minute", Kind.RATE, Unit.REQUESTS, 60, 60)
 TOKENS = Quota("tokens_per_minute", Kind.RATE, Unit.TOKENS, 6000, 1000)
@@ -17,14 +18,14 @@ ALL = (REQUESTS, TOKENS, SLOTS, DAY, COST)
 
 
 def test_tokens_are_weighted_and_cost_their_price() -> None:
-    tariff = Tariff(0.1, 2.0, input_price=3.0, cached_price=0.3, output_price=15.0)
-    assert tariff.amounts(1000, 800, 100) == Amounts(1, 200 + 80 + 200, 600 + 240 + 1500)
+    tariff = Tariff.of(cached_weight=0.1, output_weight=2.0, input_price=3.0, cached_price=0.3, output_price=15.0)
+    assert tariff.amounts(1000, 800, 100) == Amounts(1, 200 + 80 + 200, (600 + 240 + 1500) * 1000)
     assert Tariff().amounts(1000, 800, 100) == Amounts(1, 1100, 0)
 
 
 def test_parts_of_a_token_are_charged_whole_and_rounding_adds_none() -> None:
-    assert Tariff(cached_weight=0.1).amounts(3, 3, 0).tokens == 1
-    assert Tariff(cached_weight=0.1).amounts(30, 30, 0).tokens == 3
+    assert Tariff.of(cached_weight=0.1).amounts(3, 3, 0).tokens == 1
+    assert Tariff.of(cached_weight=0.1).amounts(30, 30, 0).tokens == 3
 
 
 def test_a_request_takes_of_every_limit_in_its_own_unit() -> None:
