@@ -6,6 +6,10 @@ engines need a tokenizer. A tenant is an API key. As in virtual time the gateway
 
 Requests are rendered beforehand and sent when they are due, whether or not earlier ones have been answered. All times
 count from when they were due; how late they were sent is told, since a busy machine makes every figure worse.
+
+A limit on how many may be open is that of a proxy before the gateway (nginx: limit_conn): who comes beyond it is told
+no, and never seen by the gateway. The gateway's own `max_inflight` is another rule: it counts at each endpoint and
+takes whichever has a place, and halves what is found cached where all are nearly full.
 """
 
 import asyncio
@@ -79,9 +83,11 @@ class Crowd:
 
     tally: Tally
     """Of those that came after the warm-up."""
-    sent: int = 0
+    came: int = 0
+    open: int = 0
+    """Sent and not answered to the end."""
     ended: Counter[str] = field(default_factory=Counter)
-    """All that were sent: served, refused, too long; or what went wrong."""
+    """Those that came: served, refused, too long; or what went wrong."""
     late_s: list[float] = field(default_factory=list)
     """How late each was sent."""
     delays_s: list[float] = field(default_factory=list)
@@ -100,8 +106,20 @@ class Crowd:
         """Give the seconds that this process was at most woken up late, so many times."""
         return percentile(sorted(self.delays_s), share) if self.delays_s else 0.0
 
+    def arrive(self, job: Job, is_counted: bool) -> None:
+        """Count a request that comes."""
+        self.came += 1
+        if is_counted:
+            self.tally.arrive(job)
+
+    def turn_away(self, is_counted: bool) -> None:
+        """Count a request that is not even sent."""
+        self.ended["refused"] += 1
+        if is_counted:
+            self.tally.refuse()
+
     def end(self, job: Job, outcome: Outcome, is_counted: bool) -> None:
-        """Count what became of a request."""
+        """Count what became of a request that was sent."""
         self.ended[_word(outcome)] += 1
         if not is_counted:
             return
@@ -121,16 +139,26 @@ def _word(outcome: Outcome) -> str:
     return {TOO_LONG: "too long", OVERLOADED: "refused"}.get(outcome.status, outcome.error)
 
 
-async def press(target: Target, jobs: Sequence[Job], objective: Objective, *, warm_up_s: float = 0.0) -> Crowd:
-    """Send all jobs when they are due, and wait for the last answer; those due before `warm_up_s` are not counted."""
+async def press(
+    target: Target, jobs: Sequence[Job], objective: Objective, *, warm_up_s: float = 0.0, most_open: int | None = None
+) -> Crowd:
+    """Send all jobs when they are due, and wait for the last answer.
+
+    Args:
+        warm_up_s: What is due before is not counted.
+        most_open: While so many are open whoever comes is turned away; None for no limit.
+    """
     requests = [(job, rendered(target, job)) for job in jobs]
     crowd = Crowd(Tally(objective))
     start = monotonic()
 
-    async def one(job: Job, request: bytes) -> None:
+    async def one(job: Job, request: bytes, is_counted: bool) -> None:
         outcome = Outcome(start + job.at)
         crowd.late_s.append(monotonic() - outcome.due_at)
-        crowd.end(job, await fetch(target, request, outcome), is_counted=job.at >= warm_up_s)
+        try:
+            crowd.end(job, await fetch(target, request, outcome), is_counted)
+        finally:
+            crowd.open -= 1
 
     watch = asyncio.create_task(note_delays(crowd.delays_s))
     try:
@@ -139,10 +167,13 @@ async def press(target: Target, jobs: Sequence[Job], objective: Objective, *, wa
                 delay = start + job.at - monotonic()
                 if delay > 0:
                     await asyncio.sleep(delay)
-                crowd.sent += 1
-                if job.at >= warm_up_s:
-                    crowd.tally.arrive(job)
-                group.create_task(one(job, request))
+                is_counted = job.at >= warm_up_s
+                crowd.arrive(job, is_counted)
+                if most_open is not None and crowd.open >= most_open:
+                    crowd.turn_away(is_counted)
+                else:
+                    crowd.open += 1
+                    group.create_task(one(job, request, is_counted))
     finally:
         watch.cancel()
     return crowd

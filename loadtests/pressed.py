@@ -4,8 +4,7 @@ Over HTTP: processes, the gateway as it is served, engines that keep real time; 
 caches. In virtual time: the same jobs, rates and engines as discrete events, no network. Both are counted by one Tally.
 
     none             admission is off: engines queue for themselves
-    max_concurrency  places alone decide, and nobody waits. Over HTTP that is the gateway's queue without a pace to keep
-                     and without patience; its bounds on prefills that queue (1 s) and on memory hold there besides
+    max_concurrency  the same, and whoever comes while so many are under way is turned away before the gateway
     wait_bound       exists in virtual time alone
     flow             the gateway's queue as the virtual one has it: `policies.tickets.CLASSES`
 
@@ -45,8 +44,6 @@ FLEET = Fleet(endpoints=2, profile="llama-8b-l40s", max_context_tokens=32_768)  
 SEED = 67  # of the first hundred, one of five whose bursts are 5 % of the seconds counted, and over before they end
 MAX_INFLIGHT = 30  # for each engine: of 15, 20, 25, 30, 35, 40 and more the best at twice the capacity, on other seeds
 LADDER = 1.15  # from rate to rate in the search for the capacity: goodput is flat at the top
-NO_PACE_S = 1000.0  # per token: none is slower
-NO_PATIENCE_S = 0.001
 NOT_SHOWN = ("Jain\nparts", "\nshare")  # with so few requests for each tenant they say nothing
 UNKNOWN = ("output_tokens_per_s", "imbalance", "gateways", "share", "policy")  # over HTTP nobody looks, or all alike
 SHOWN = tuple(cell for cell in CELLS if cell[0] not in NOT_SHOWN)
@@ -71,12 +68,8 @@ class Cell:
 def admission_section(rule: Admission) -> dict[str, object]:
     """Give the part of the gateway's configuration that makes it follow a rule."""
     match rule:
-        case Admission.NONE:
+        case Admission.NONE | Admission.MAX_CONCURRENCY:
             return {"enabled": False}
-        case Admission.MAX_CONCURRENCY:
-            patience = {"max_queued": 1, "max_queue_wait_s": NO_PATIENCE_S}
-            classes: list[dict[str, object]] = [{"name": each.name, **patience} for each in CLASSES]
-            return {"tpot_slo_s": NO_PACE_S, "max_inflight": MAX_INFLIGHT, "classes": classes}
         case Admission.FLOW:
             known = [{**asdict(each), "crowded_wait_s": _finite(each.crowded_wait_s)} for each in CLASSES]
             return {"classes": known}
@@ -137,15 +130,15 @@ async def over_http(scenario: Scenario, rule: Admission, seed: int, stage: Stage
         is_tokenized=False,
         sections={"admission": admission_section(rule), "tenants": tenants_section(jobs)},
     )
+    most_open = MAX_INFLIGHT * fleet.endpoints if rule is Admission.MAX_CONCURRENCY else None
+    target = Target(url=plan.gateway_url)
     async with stand(plan, OURS):
-        return await press(Target(url=plan.gateway_url), jobs, scenario.objective, warm_up_s=stage.warm_up_s)
+        return await press(target, jobs, scenario.objective, warm_up_s=stage.warm_up_s, most_open=most_open)
 
 
 def pressed(
     only: Annotated[list[Admission], typer.Option(help="One or several rules.")] = list(Admission),  # noqa: B006  typer copies it
-    times: Annotated[list[float], typer.Option(min=0.1, help="Of what the fleet can serve; one or several.")] = list(
-        OVERLOADS
-    ),  # noqa: B006
+    times: Annotated[list[float], typer.Option(min=0.1, help="What the fleet can serve, so often.")] = list(OVERLOADS),  # noqa: B006
     seconds: Annotated[float, typer.Option(min=1, help="Of arrivals that are counted; answers are awaited.")] = 30.0,
     warm_up: Annotated[float, typer.Option(min=0, help="Seconds of arrivals before them.")] = 10.0,
     seed: Annotated[int, typer.Option(help="The same seed makes the same requests, either way.")] = SEED,
