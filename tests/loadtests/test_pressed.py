@@ -19,7 +19,18 @@ from loadtests.doors import Admission
 from loadtests.drive import Target
 from loadtests.experiment import spread
 from loadtests.kvcache import BLOCK_TOKENS
-from loadtests.pressed import FLEET, Cell, admission_section, doubts, in_virtual_time, jobs_of, summed, table
+from loadtests.pressed import (
+    FLEET,
+    LADDER,
+    Cell,
+    admission_section,
+    capacity,
+    doubts,
+    in_virtual_time,
+    jobs_of,
+    summed,
+    table,
+)
 from loadtests.results import Tally
 from loadtests.scenario import Lengths, Objective, Overload, Scenario, Stage, load
 from loadtests.settings import Settings
@@ -67,6 +78,15 @@ def test_virtual_time_meets_the_same_jobs() -> None:
     simulation = Simulation(small(), "least_work", seed=7)
     simulation.run(STAGE)
     assert simulation.arrived == len(jobs_of(small(), 7, STAGE))
+
+
+def test_the_capacity_is_the_best_that_the_default_does_at_any_rate() -> None:
+    stage = Stage(rate=1.0, arrivals_s=20.0, warm_up_s=5.0)
+    scenario = load("overload").model_copy(update={"fleet": FLEET, "stages": (stage,)})
+    found = capacity(scenario, 1)
+    for rate in (2.0, 2.0 * LADDER**5):
+        at_rate = in_virtual_time(scenario, Admission.FLOW, 1, stage.model_copy(update={"rate": rate}))
+        assert found >= at_rate.goodput_per_s > 0
 
 
 def test_a_request_names_its_caller_and_class_and_not_how_long_its_answer_will_be() -> None:
