@@ -146,7 +146,7 @@ def pressed(
     engine_port: Annotated[int, typer.Option(help="Of the first engine.")] = 9001,
     json: Annotated[Path | None, typer.Option(help="Write the numbers there; - is standard output.")] = None,
 ) -> None:
-    """Compare rules of admission over HTTP and in virtual time. Some eleven minutes, a little over one for each over HTTP."""
+    """Compare rules of admission over HTTP and in virtual time, in some eleven minutes; a cell over HTTP takes one."""
     console = Console(stderr=json == Path("-"), highlight=False)
     scenario = load("overload").model_copy(update={"fleet": FLEET})
     most = capacity(scenario, seed)
