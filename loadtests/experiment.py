@@ -23,7 +23,7 @@ from loadtests.scenario import load, names
 from loadtests.sweep import Case, Finding, sweep
 
 DEFAULT_POLICIES = ("round_robin", "least_requests", "bounded_load", "least_work")
-SEVERAL = ("--policy", "--seed", "--only")
+SEVERAL = ("--policy", "--seed", "--only", "--times")
 
 
 class Share(StrEnum):
