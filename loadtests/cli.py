@@ -10,6 +10,7 @@ from loadtests.experiment import simulate, spread
 from loadtests.fleet import fleet
 from loadtests.load import drive
 from loadtests.overload import overload
+from loadtests.pressed import pressed
 from loadtests.ranking import rank
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -20,6 +21,7 @@ app.command()(simulate)
 app.command()(bars)
 app.command()(rank)
 app.command()(overload)
+app.command("press")(pressed)
 
 
 @app.callback()

@@ -35,6 +35,10 @@ class Outcome:
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int | None = None
+    queue_s: float | None = None
+    """The answer's x-kvlane-queue-ms."""
+    predicted_queue_s: float | None = None
+    """The answer's x-kvlane-predicted-queue-ms."""
 
 
 class Link(asyncio.Protocol):
@@ -89,11 +93,17 @@ class Link(asyncio.Protocol):
         self._end("reset" if exc is not None else "closed early")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        lowered = name.lower()
+        lowered, outcome = name.lower(), self._outcome
         if lowered == b"content-type":
             self._is_stream = value.startswith(b"text/event-stream")
-        elif lowered == b"x-kvlane-endpoint" and self._outcome is not None:
-            self._outcome.endpoint = value.decode("latin-1")
+        elif outcome is None:
+            return
+        elif lowered == b"x-kvlane-endpoint":
+            outcome.endpoint = value.decode("latin-1")
+        elif lowered == b"x-kvlane-queue-ms" and value.isdigit():
+            outcome.queue_s = int(value) / 1e3
+        elif lowered == b"x-kvlane-predicted-queue-ms" and value.isdigit():
+            outcome.predicted_queue_s = int(value) / 1e3
 
     def on_headers_complete(self) -> None:
         if self._outcome is not None and self._parser is not None:

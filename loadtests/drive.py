@@ -7,13 +7,16 @@ arrivals.
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from loadtests.client import Link, Outcome
 from loadtests.traffic import Call
+
+NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +39,15 @@ class Target:
         parts = urlsplit(self.url)
         return parts.hostname or "127.0.0.1", parts.port or 80
 
-    def request(self, body: bytes) -> bytes:
-        """Render a whole request."""
+    def request(self, body: bytes, route: str = "/v1/chat/completions", headers: Mapping[str, str] = NONE) -> bytes:
+        """Render a whole request; `headers` come on top of its own."""
         parts = urlsplit(self.url)
         path = parts.path.rstrip("/").removesuffix("/v1")
-        head = f"POST {path}/v1/chat/completions HTTP/1.1\r\nhost: {parts.netloc}\r\n"
+        head = f"POST {path}{route} HTTP/1.1\r\nhost: {parts.netloc}\r\n"
         head += "content-type: application/json\r\naccept: text/event-stream\r\n"
         if self.api_key:
             head += f"authorization: Bearer {self.api_key}\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         return f"{head}content-length: {len(body)}\r\n\r\n".encode("latin-1") + body
 
 

@@ -23,7 +23,7 @@ from loadtests.scenario import load, names
 from loadtests.sweep import Case, Finding, sweep
 
 DEFAULT_POLICIES = ("round_robin", "least_requests", "bounded_load", "least_work")
-SEVERAL = ("--policy", "--seed", "--only")
+SEVERAL = ("--policy", "--seed", "--only", "--times")
 
 
 class Share(StrEnum):
@@ -79,6 +79,9 @@ def simulate(
     limit: Annotated[
         float | None, typer.Option(min=0, help="The figure of the rule; of flow: seconds to wait in a crowd.")
     ] = None,
+    smoothing_ms: Annotated[
+        float, typer.Option(min=0, max=1000, help="Of flow: for so long bursts are held, to be placed in fair order.")
+    ] = 0,
     rate: Annotated[float | None, typer.Option(min=0.001, help="Requests per second, not the scenario's.")] = None,
     max_rate: Annotated[bool, typer.Option("--max-rate", help="Find the highest rate within the SLO.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the numbers there; - is standard output.")] = None,
@@ -109,6 +112,7 @@ def simulate(
             rate,
             admission,
             limit,
+            smoothing_ms / 1e3,
             max_rate,
         )
         for name in policy

@@ -78,9 +78,13 @@ async def note_delays(delays_s: list[float], every_s: float = 0.05) -> None:
 
 async def call(target: Target, body: bytes) -> Outcome:
     """Make one call and wait for the end of its answer."""
+    return await fetch(target, target.request(body), Outcome(time.monotonic()))
+
+
+async def fetch(target: Target, request: bytes, outcome: Outcome) -> Outcome:
+    """Send a whole request, on a connection of its own, and wait for the end of its answer."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
-    outcome = Outcome(time.monotonic())
 
     def then(link: Link, outcome: Outcome) -> None:
         link.close()
@@ -95,7 +99,7 @@ async def call(target: Target, body: bytes) -> Outcome:
         outcome.last_at = time.monotonic()
         return outcome
     timer = loop.call_later(target.timeout_s, link.give_up)
-    link.send(target.request(body), outcome, then)
+    link.send(request, outcome, then)
     try:
         await done
     finally:

@@ -72,6 +72,7 @@ class Replica:
         work_factor: By how much its work models take prefills for longer than they are, and never learn better.
         long_endpoints: How many of the engines, the last ones, serve what is longer than LONG_TOKENS, and only that.
         admission, limit: By which rule requests are let in, and its figure; see `doors`.
+        smoothing_s: For so long the gateway's own queue holds bursts together.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Replica:
         long_endpoints: int = 0,
         admission: Admission = Admission.NONE,
         limit: float | None = None,
+        smoothing_s: float = 0.0,
     ) -> None:
         self._engines = engines
         self._ring_key = ring_key
@@ -117,7 +119,7 @@ class Replica:
 
         self._may_pass = gate(admission, limit)
         self.queues = {
-            pool: AdmissionQueue(pool, self._policies, self.index, classes(limit))
+            pool: AdmissionQueue(pool, self._policies, self.index, classes(limit), smoothing_s=smoothing_s)
             for pool in self._pools
             if admission is Admission.FLOW
         }

@@ -63,7 +63,7 @@ class Simulation:
             "events" the engines tell all what they hold; "pretended" is "own" where each takes the ring's home of a
             prompt to hold it.
         told_after_s: Until the others know, where they are told.
-        work_factor, long_endpoints, admission, limit: As in `Replica`.
+        work_factor, long_endpoints, admission, limit, smoothing_s: As in `Replica`.
         on_progress: Told the virtual seconds that have passed since the last time.
     """
 
@@ -80,6 +80,7 @@ class Simulation:
         long_endpoints: int = 0,
         admission: Admission = Admission.NONE,
         limit: float | None = None,
+        smoothing_s: float = 0.0,
         on_progress: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._scenario, self._policy, self._seed, self._share = scenario, policy, seed, share
@@ -99,6 +100,7 @@ class Simulation:
                 long_endpoints=long_endpoints,
                 admission=admission,
                 limit=limit,
+                smoothing_s=smoothing_s,
             )
             for number in range(gateways)
         ]

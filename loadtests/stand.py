@@ -9,8 +9,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Coroutine
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 from urllib.request import urlopen
@@ -43,6 +43,11 @@ class Plan:
     engines: int = 4
     profile: str = PROFILE
     time_scale: float = 1.0
+    max_context_tokens: int = MAX_CONTEXT_TOKENS
+    is_tokenized: bool = True
+    """Whether gateway and engines cut texts with the small tokenizer; prompts of token ids need none."""
+    sections: Mapping[str, object] = field(default_factory=dict)
+    """Of the gateway's configuration, beside those that follow from the rest."""
 
     @property
     def engine_urls(self) -> list[str]:
@@ -62,7 +67,8 @@ class Plan:
     def fleet_words(self) -> list[str]:
         """Give the words after `kvlane-sim` that start the engines."""
         words = ["fleet", "-n", str(self.engines), "--port", str(self.engine_port), "--profile", self.profile]
-        words += ["--tokenizer", SMALL, "--max-context-tokens", str(MAX_CONTEXT_TOKENS)]
+        words += ["--tokenizer", SMALL] if self.is_tokenized else []
+        words += ["--max-context-tokens", str(self.max_context_tokens)]
         return words if self.time_scale == 1.0 else [*words, "--time-scale", str(self.time_scale)]
 
     def configuration(self, policy: str) -> str:
@@ -71,8 +77,9 @@ class Plan:
         document = {
             "listen": {"port": self.port, "admin_port": self.port + 1},
             "pools": [{"name": "default", "policy": policy, "endpoints": endpoints}],
-            "models": [{"name": MODEL, "tokenizer": small_tokenizer()}],
+            "models": [{"name": MODEL, "tokenizer": small_tokenizer()}] if self.is_tokenized else [],
             "anonymous": {},
+            **self.sections,
         }
         return yaml.safe_dump(document, sort_keys=False)
 

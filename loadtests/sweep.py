@@ -37,6 +37,8 @@ class Case:
     admission: Admission = Admission.NONE
     limit: float | None = None
     """Of the admission rule, in place of its own."""
+    smoothing_s: float = 0.0
+    """For so long the gateway's own queue holds bursts together."""
     is_max_rate: bool = False
     """Look for the highest rate within the objective."""
 
@@ -166,6 +168,7 @@ def _simulate(
         long_endpoints=case.long_endpoints,
         admission=case.admission,
         limit=case.limit,
+        smoothing_s=case.smoothing_s,
         on_progress=on_progress,
     )
     results = []
