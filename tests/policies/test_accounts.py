@@ -10,7 +10,6 @@ import pytest
 from policies.accounts import (
     DAY_S,
     MAX_CODES,
-    MILLION,
     OTHER,
     Accounts,
     Sums,
@@ -22,7 +21,7 @@ from policies.accounts import (
     parts,
 )
 from policies.record import Outcome, RequestRecord
-from policies.tariff import Tariff
+from policies.tariff import MILLION, Tariff
 from tests.policies.test_record import RECORD
 
 NOON = datetime(2027, 1, 31, 12, tzinfo=UTC).timestamp()
