@@ -43,6 +43,7 @@ from gateway.homes import Homes
 from gateway.intake import Intake
 from gateway.kvevents import KvEvents
 from gateway.limiter import Limiter
+from gateway.looplag import LoopLag
 from gateway.members import FleetPool, Member
 from gateway.metrics import Metrics
 from gateway.models import Models
@@ -52,6 +53,7 @@ from gateway.questions import Questions
 from gateway.readers import Readers
 from gateway.redisline import Line
 from gateway.salt import secret_of
+from gateway.scaling import Scaling, aims_of
 from gateway.sharedredis import line_to
 from gateway.sources import tenant_sources
 from gateway.stored import StoredResponses
@@ -72,7 +74,6 @@ from policies.record import RequestRecord
 log = logging.getLogger(__name__)
 
 BACKLOG = 4096
-LAG_EVERY_S = 0.5
 SILENT_S = 2.0  # at an engine that is gone; a stream that still talks may end in peace
 GC_THRESHOLDS = (50_000, 20, 50)  # requests make no cycles; collecting often only costs
 
@@ -98,7 +99,6 @@ class Gateway:
         self._listener: asyncio.Server | None = None
         self._admin_runner: web.AppRunner | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._lag_s = 0.0
         self._chance = Random(secrets.randbits(64))
         self.metrics = Metrics()
         self.fleet = Fleet(self._clock)
@@ -185,10 +185,15 @@ class Gateway:
             self.kv_events,
             self.gate,
             self._clock,
+            flow=classes.flow,
             active=lambda: self.proxy.active,
-            lag_s=lambda: self._lag_s,
         )
-        add_limiter_gauges(self.metrics, self.limiter)
+        add_limiter_gauges(self.metrics, self.limiter, self._line)
+        self.lag = LoopLag(self._clock, self.metrics.loop_lag.distribution(()))
+        self.scaling = Scaling(
+            self.fleet, self.gate, self._clock, classes.flow, aims_of(config.scaling, config.admission)
+        )
+        self.scaling.show(self.metrics)
 
     # Life.
 
@@ -238,7 +243,8 @@ class Gateway:
                 lends=pool_config.lends,
             )
             await self._follow_once(pool, pool_config)
-        self._tasks.append(asyncio.create_task(self._watch_lag(), name="loop lag"))
+        self._tasks.append(asyncio.create_task(self.lag.watch(), name="loop lag"))
+        self._tasks.append(asyncio.create_task(self.scaling.watch(), name="scaling"))
         self._tasks.append(asyncio.create_task(self._tenant_watch.watch(), name="tenants"))
         gc.set_threshold(*GC_THRESHOLDS)
         gc.collect()
@@ -340,6 +346,7 @@ class Gateway:
 
     def _record(self, record: RequestRecord) -> None:
         self.metrics.observe(record)
+        self.scaling.note(record)
         self._keeper.note(record)
         if self._access_log is not None:
             self._access_log.write(record)
@@ -359,13 +366,6 @@ class Gateway:
         except OSError as error:
             raise StartError(f"cannot write the access log {path}: {reason(error)}") from error
         return AccessLog(file, lambda: self.metrics.log_drops.add(()))
-
-    async def _watch_lag(self) -> None:
-        """Measure how late the event loop is: what every stream's chunks suffer."""
-        while True:
-            before = self._clock()
-            await asyncio.sleep(LAG_EVERY_S)
-            self._lag_s = max(0.0, self._clock() - before - LAG_EVERY_S)
 
 
 def usage_store(config: Config, line: Line | None, limiter: Limiter) -> Store:

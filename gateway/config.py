@@ -27,6 +27,7 @@ from gateway.sections import (
     Listen,
     Retries,
     Routing,
+    Scaling,
     Section,
     Shutdown,
     Timeouts,
@@ -263,6 +264,7 @@ class Config(Section):
     accounting: Accounting = Accounting()
     routing: Routing = Routing()
     admission: Admission = Admission()
+    scaling: Scaling = Scaling()
     pools: Annotated[tuple[PoolConfig, ...], Field(min_length=1)]
     models: tuple[ModelConfig, ...] = ()
     redis: RedisConfig = RedisConfig()

@@ -140,6 +140,7 @@ class Gate:
 
     async def _wait(self, queue: AdmissionQueue, ticket: Ticket) -> Admitted:
         waiter = self._waiters[ticket] = asyncio.get_running_loop().create_future()
+        predicted_s = ticket.predicted_wait_s  # told anew to who is refused
         self._look_by(queue)
         try:
             return Admitted(self, ticket, await waiter)
@@ -150,7 +151,9 @@ class Gate:
             raise
         finally:
             self._waiters.pop(ticket, None)
-            self._metrics.queue_wait.distribution((ticket.request.service_class,)).observe(ticket.waited_s)
+            labels = (ticket.request.service_class,)
+            self._metrics.queue_wait.distribution(labels).observe(ticket.waited_s)
+            self._metrics.queue_wait_predicted.distribution(labels).observe(predicted_s)
 
     def moved(self, ticket: Ticket, lease: Lease) -> None:
         """Note that a request goes on at another endpoint: the one before has room again."""

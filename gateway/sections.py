@@ -156,6 +156,28 @@ class Routing(Section):
     )
 
 
+class Scaling(Section):
+    """What the signals for an autoscaler aim at."""
+
+    ttft_slo_s: Seconds = Field(
+        2.0, description="To the first token, of a stream; per token it is admission.tpot_slo_s."
+    )
+    attainment: Share = Field(
+        0.95, description="Share of streams that should keep to each; of fewer, more is asked for."
+    )
+    utilization: Annotated[Share, Field(gt=0)] = Field(0.8, description="How busy engines should be.")
+    drain_s: Seconds = Field(10, description="Within so long all that waits should be done.")
+    calm_s: Seconds = Field(300, description="For so long fewer engines must have done before fewer are asked for.")
+    min_replicas: Count = Field(1, description="Of a pool; fewer are never asked for.")
+    max_replicas: Count | None = Field(None, description="Of a pool; more are never asked for. None: no such bound.")
+
+    @model_validator(mode="after")
+    def _bounds_leave_room(self) -> Self:
+        if self.max_replicas is not None and self.max_replicas < self.min_replicas:
+            raise ValueError("max_replicas must not be less than min_replicas")
+        return self
+
+
 class ClassConfig(Section):
     """A class of service."""
 

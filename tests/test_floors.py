@@ -30,7 +30,7 @@ LEVELS = (
         "salt",
         "splice",
         "trace",
-        "metrics",
+        "metrics + instruments",
         "engines.adapter",
     ),
     # 1: one thing each; siblings do not know each other, but for the pairs in MAY_KNOW
@@ -68,7 +68,7 @@ LEVELS = (
         "sources",
         "limiter + sharedledger",
     ),
-    ("guard", "tenantwatch", "keystores", "gauges", "accounts"),
+    ("guard", "tenantwatch", "keystores", "gauges", "scaling", "looplag", "accounts"),
     ("admin", "accountpages"),
     # 3: the life of a request
     ("proxy + exchange + attempt + stored + intake + demand",),
@@ -95,7 +95,7 @@ IMPURE = {"asyncio", "aiohttp", "redis", "opentelemetry", "logging", "time", "os
 """What policies may not import, standard or not: no clock, no log, no I/O, no waiting."""
 
 ONLY_IN = {
-    "prometheus_client": {"gateway.metrics"},
+    "prometheus_client": {"gateway.metrics", "gateway.instruments", "gateway.summing"},
     "pydantic": {"gateway.config", "gateway.sections", "gateway.tenancy"},
     "hiredis": {"gateway.rediswire"},
     "redis": set[str](),  # for tests only

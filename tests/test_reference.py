@@ -19,6 +19,7 @@ from gateway.sections import (
     Listen,
     Retries,
     Routing,
+    Scaling,
     Shutdown,
     Timeouts,
 )
@@ -52,6 +53,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "access_log": AccessLog,
     "accounting": Accounting,
     "routing": Routing,
+    "scaling": Scaling,
     "redis": RedisConfig,
 }
 

@@ -10,9 +10,10 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from gateway import metrics as instruments
+from gateway import instruments
 from gateway.metrics import E2E_BUCKETS, Metrics
 from policies.record import Outcome, RequestRecord
+from policies.scaling import FEW
 from tests.fleet_fixtures import House, house
 from tests.policies.test_record import RECORD
 
@@ -30,7 +31,7 @@ PAGE = {
     "kvlane_tpot_seconds": {"model"},
     "kvlane_request_seconds": {"model"},
     "kvlane_dispatch_seconds": set(),
-    "kvlane_limit_refusals_total": set(),
+    "kvlane_limit_refusals_total": {"tenant", "limit"},
     "kvlane_limiter_gateways": set(),
     "kvlane_limiter_lost_total": set(),
     "kvlane_limiter_owed_settlements": set(),
@@ -39,14 +40,22 @@ PAGE = {
     "kvlane_output_tokens_total": {"model", "tenant"},
     "kvlane_cached_tokens_total": {"source", "model", "tenant"},
     "kvlane_access_log_drops_total": set(),
+    "kvlane_redis_up": set(),
+    "kvlane_redis_calls_total": set(),
+    "kvlane_redis_batches_total": set(),
+    "kvlane_redis_failures_total": set(),
+    "kvlane_redis_refusals_total": set(),
+    "kvlane_redis_timeouts_total": set(),
     "kvlane_weighted_tokens_total": {"model", "tenant"},
     "kvlane_cost_total": {"model", "tenant"},
     "kvlane_accounting_unsaved": set(),
     "kvlane_inflight_requests": {"endpoint"},
+    "kvlane_decoding_requests": {"endpoint"},
     "kvlane_pending_prefill_tokens": {"endpoint"},
     "kvlane_pending_prefill_seconds": {"endpoint"},
     "kvlane_pinned_tokens": {"endpoint"},
     "kvlane_index_tokens": {"endpoint"},
+    "kvlane_index_units": {"pool"},
     "kvlane_cache_hit_ratio": {"endpoint"},
     "kvlane_cache_forecast_error_ratio": {"endpoint"},
     "kvlane_cache_forecast_off": {"endpoint"},
@@ -54,6 +63,9 @@ PAGE = {
     "kvlane_kv_events_total": {"endpoint"},
     "kvlane_kv_event_gaps_total": {"endpoint"},
     "kvlane_endpoint_state": {"endpoint", "pool", "state"},
+    "kvlane_endpoint_state_changes_total": {"endpoint", "state"},
+    "kvlane_endpoint_restarts_total": {"endpoint"},
+    "kvlane_endpoint_load_ratio": {"endpoint"},
     "kvlane_engine_running_requests": {"endpoint"},
     "kvlane_engine_waiting_requests": {"endpoint"},
     "kvlane_engine_kv_usage_ratio": {"endpoint"},
@@ -61,7 +73,15 @@ PAGE = {
     "kvlane_predicted_queue_wait_seconds": {"pool", "class"},
     "kvlane_queue_wait_error_seconds": {"pool", "quantile"},
     "kvlane_pool_saturation_ratio": {"pool"},
+    "kvlane_pool_busy_replicas": {"pool"},
+    "kvlane_pool_backlog_seconds": {"pool"},
+    "kvlane_pool_needed_replicas": {"pool"},
+    "kvlane_pool_recommended_replicas": {"pool"},
+    "kvlane_slo_target_seconds": {"slo"},
+    "kvlane_slo_requests_total": {"pool", "slo", "result"},
+    "kvlane_slo_attainment_ratio": {"pool", "slo"},
     "kvlane_queue_wait_seconds": {"class"},
+    "kvlane_queue_wait_predicted_seconds": {"class"},
     "kvlane_admission_refusals_total": {"pool", "class", "reason"},
     "kvlane_active_requests": set(),
     "kvlane_loop_lag_seconds": set(),
@@ -251,7 +271,12 @@ async def test_the_page_has_every_metric_with_its_labels_and_nothing_else() -> N
         whole.gateway.metrics.endpoint_failures.add(("e0", "cut"))
         whole.gateway.metrics.retries.add(("cut",))
         whole.gateway.metrics.admission_refusals.add(("default", "batch", "shed"))
+        whole.gateway.metrics.limit_refusals.add(("a", "parallel"))
         whole.gateway.metrics.queue_wait.distribution(("batch",)).observe(1.0)
+        whole.gateway.metrics.queue_wait_predicted.distribution(("batch",)).observe(1.0)
+        for _ in range(FEW):
+            whole.gateway.scaling.note(replace(STREAM, pool="default"))
+        whole.gateway.scaling.look()
         page = (await whole.get("/metrics", admin=True)).body.decode()
         seen: dict[str, set[str]] = {}
         for family in parse(page):
