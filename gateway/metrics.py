@@ -145,7 +145,10 @@ class Metrics:
         Returns:
             The content type and the page.
         """
-        encoder, content_type = choose_encoder(accept)
+        try:
+            encoder, content_type = choose_encoder(accept)
+        except TypeError:  # a version that is no number: 1.0.x
+            encoder, content_type = choose_encoder("")
         return content_type, encoder(self._registry)
 
 

@@ -31,6 +31,7 @@ LEVELS = (
         "splice",
         "trace",
         "metrics + instruments",
+        "summing",
         "engines.adapter",
     ),
     # 1: one thing each; siblings do not know each other, but for the pairs in MAY_KNOW
@@ -75,7 +76,7 @@ LEVELS = (
     # 4: builds everything
     ("app",),
     # 5: the command
-    ("cli + __main__ + keycli + usagecli + terminal",),
+    ("cli + __main__ + keycli + usagecli + metricscli + terminal",),
 )
 
 MAY_KNOW = {
@@ -106,7 +107,7 @@ ONLY_IN = {
     "httptools": {"gateway.connection"},
     "zmq": {"gateway.kvstream"},
     "msgspec": {"gateway.engines.kvevents"},
-    "typer": {"gateway.cli", "gateway.keycli", "gateway.usagecli"},
+    "typer": {"gateway.cli", "gateway.keycli", "gateway.usagecli", "gateway.metricscli"},
     "uvloop": {"gateway.cli"},
     "policies.books": {"gateway.lease"},
     "policies.catalog": {"gateway.config", "gateway.app"},

@@ -12,9 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from gateway import instruments
 from gateway.metrics import E2E_BUCKETS, Metrics
+from loadtests.faults import Fault, Kind
+from policies.health import State
 from policies.record import Outcome, RequestRecord
 from policies.scaling import FEW
-from tests.fleet_fixtures import House, house
+from tests.fleet_fixtures import House, house, until
 from tests.policies.test_record import RECORD
 
 STREAM = replace(RECORD, is_stream=True, ttft_s=0.3, tpot_s=0.02)
@@ -196,6 +198,69 @@ def test_a_scraper_that_prefers_openmetrics_gets_it() -> None:
     assert found >= {"kvlane_requests", "kvlane_ttft_seconds"}
 
 
+# Exemplars.
+
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+def exemplars(metrics: Metrics) -> dict[str, list[tuple[str, float]]]:
+    """Give, by metric, the trace and the value of each exemplar on the page."""
+    page = metrics.page(OPENMETRICS)[1].decode()
+    found: dict[str, list[tuple[str, float]]] = {}
+    for family in parse_openmetrics(page):  # type: ignore[no-untyped-call]
+        for sample in family.samples:
+            if sample.exemplar is not None:
+                assert sample.name == family.name + "_bucket"
+                assert sample.exemplar.value <= float(sample.labels["le"])
+                found.setdefault(family.name, []).append((sample.exemplar.labels["trace_id"], sample.exemplar.value))
+    return found
+
+
+def test_latencies_link_to_the_traces_that_are_recorded() -> None:
+    metrics = Metrics()
+    metrics.observe(STREAM, TRACE_ID)
+    assert exemplars(metrics) == {
+        "kvlane_ttft_seconds": [(TRACE_ID, STREAM.ttft_s)],
+        "kvlane_tpot_seconds": [(TRACE_ID, STREAM.tpot_s)],
+        "kvlane_request_seconds": [(TRACE_ID, STREAM.e2e_s)],
+        "kvlane_dispatch_seconds": [(TRACE_ID, STREAM.queue_s)],
+    }
+    assert "trace_id" not in metrics.page("")[1].decode()
+
+
+def test_what_has_no_trace_leaves_no_exemplar_and_takes_none_away() -> None:
+    metrics = Metrics()
+    metrics.observe(STREAM)
+    assert exemplars(metrics) == {}
+    metrics.observe(STREAM, TRACE_ID)
+    metrics.observe(STREAM)
+    assert exemplars(metrics)["kvlane_ttft_seconds"] == [(TRACE_ID, STREAM.ttft_s)]
+
+
+def test_each_bucket_has_the_last_exemplar_and_no_more() -> None:
+    metrics = Metrics()
+    for at in range(100):
+        metrics.observe(replace(STREAM, ttft_s=0.3 + at % 2), f"{at:032x}")
+    assert exemplars(metrics)["kvlane_ttft_seconds"] == [(f"{98:032x}", 0.3), (f"{99:032x}", 1.3)]
+
+
+def test_an_exemplar_says_when_it_was() -> None:
+    metrics = Metrics()
+    metrics.observe(replace(STREAM, arrived_at=1_800_000_000.0, e2e_s=2.5), TRACE_ID)
+    page = metrics.page(OPENMETRICS)[1].decode()
+    assert f'# {{trace_id="{TRACE_ID}"}} {STREAM.ttft_s} 1800000002.5' in page
+
+
+@pytest.mark.parametrize(
+    "accept", ["application/openmetrics-text; version=x", "text/plain; version=1.é", "\x00", ",;="]
+)
+def test_a_scraper_that_asks_for_nonsense_gets_the_plain_page(accept: str) -> None:
+    content_type, page = Metrics().page(accept)
+    assert content_type.startswith("text/plain")
+    assert families(page)
+
+
 # Bounds.
 
 
@@ -240,8 +305,21 @@ async def test_p7_what_clients_make_up_makes_no_series() -> None:
             await whole.get(f"/v1/responses/resp_{at}")
             await whole.post("/v1/completions", {"model": f"m{at}", "prompt": "x"}, headers=key)
             await whole.post("/v1/completions", {"model": "sim", "prompt": "x"}, headers={"x-api-key": f"key{at}"})
-            headers = {**key, "x-request-id": f"id{at}"}
-            body = {"model": "sim", "prompt": "x", "user": f"u{at}", "sim": {"output_tokens": 2}}
+            headers = {
+                **key,
+                "x-request-id": f"id{at}",
+                "x-kvlane-class": f"class{at}",
+                "traceparent": f"00-{at + 1:032x}-{at + 1:016x}-01",
+                "user-agent": f"agent{at}",
+            }
+            body = {
+                "model": "sim",
+                "prompt": "x",
+                "user": f"u{at}",
+                "service_tier": f"tier{at}",
+                "prompt_cache_key": f"session{at}",
+                "sim": {"output_tokens": 2},
+            }
             assert (await whole.post("/v1/completions", body, headers=headers)).status == 200
 
         for at in range(10):
@@ -309,3 +387,47 @@ async def test_what_an_engine_reports_is_counted_as_it_reports_it() -> None:
         assert await whole.metric("kvlane_prompt_tokens_total", **who) == usage["prompt_tokens"]
         assert await whole.metric("kvlane_output_tokens_total", **who) == usage["completion_tokens"] == 7
         assert await whole.metric("kvlane_requests_total", **who, outcome="ok", status="200") == 1
+
+
+async def test_what_becomes_of_engines_is_counted() -> None:
+    async with house(2) as whole:
+
+        async def came(state: State) -> list[float]:
+            return [
+                await whole.metric("kvlane_endpoint_state_changes_total", endpoint=f"e{at}", state=state.value)
+                for at in range(2)
+            ]
+
+        assert await came(State.READY) == [1, 1]
+        assert await came(State.EJECTED) == [0, 0]
+        await whole.cluster[0].inject(Fault(Kind.BLACK_HOLE))
+        await until(lambda: whole.states[0] is State.EJECTED, "ejected")
+        first, second = whole.gateway.fleet.members()
+        await until(lambda: first.entered[State.EJECTED], "seen")
+        assert await came(State.EJECTED) == [1, 0]
+        await whole.cluster.clear()
+        await whole.is_ready(0)
+        await whole.restart(1)
+        await until(lambda: second.restarts, "seen to have restarted")
+        assert await whole.metric("kvlane_endpoint_restarts_total", endpoint="e1") == 1
+        assert await whole.metric("kvlane_endpoint_restarts_total", endpoint="e0") == 0
+        await until(lambda: set(whole.states) == {State.READY}, "ready")
+
+
+async def test_who_waits_is_counted_as_predicted_and_as_it_was() -> None:
+    async with house(1, admission={"max_inflight": 1}) as whole:
+        await asyncio.gather(*(whole.ask() for _ in range(8)))
+        waited = await whole.metric("kvlane_queue_wait_seconds_count", **{"class": "interactive"})
+        assert waited > 0
+        assert await whole.metric("kvlane_queue_wait_predicted_seconds_count") == waited
+
+
+async def test_an_exemplar_is_on_the_page_of_a_gateway_that_is_asked_for_openmetrics() -> None:
+    async with house(1) as whole:
+        whole.gateway.metrics.observe(STREAM, TRACE_ID)
+        async with whole.session.get(whole.gateway.admin_url + "/metrics", headers={"accept": OPENMETRICS}) as response:
+            assert response.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+            page = await response.text()
+        parsed = {family.name for family in parse_openmetrics(page)}  # type: ignore[no-untyped-call]
+        assert parsed >= {name.removesuffix("_total") for name in PAGE}
+        assert TRACE_ID in page
