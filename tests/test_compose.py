@@ -4,7 +4,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
 import pytest
@@ -190,6 +190,22 @@ def test_the_image_copies_what_is_there_and_runs_without_root() -> None:
     assert all((ROOT / word).exists() for word in ours)
     assert {f"!{word}" for word in ours} == {line for line in ignored if line.startswith("!")}
     assert instructions("USER")[-1] not in ("root", "0")
+
+
+def test_prometheus_finds_its_rules_and_scrapes_under_the_name_that_they_know() -> None:
+    tree = parse("config/compose/prometheus.yaml")
+    rules = [inside for inside in mounts("prometheus") if inside.startswith("/etc/prometheus/rules/")]
+    assert all(any(PurePosixPath(inside).match(pattern) for pattern in tree["rule_files"]) for inside in rules)
+    assert [mounts("prometheus")[inside] for inside in rules] == [ROOT / "config/alerts/kvlane.yaml"]
+    assert [job["job_name"] for job in tree["scrape_configs"]] == ["kvlane"]
+
+
+def test_grafana_finds_its_dashboard_where_it_looks() -> None:
+    (provider,) = parse("config/compose/grafana-dashboards.yaml")["providers"]
+    folder = provider["options"]["path"]
+    shown = {inside: file for inside, file in mounts("grafana").items() if inside.startswith(f"{folder}/")}
+    assert list(shown.values()) == [ROOT / "config/grafana/kvlane.json"]
+    assert SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] in shown
 
 
 def test_every_pipeline_of_the_collector_names_parts_it_has() -> None:
