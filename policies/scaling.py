@@ -3,19 +3,23 @@
 What is in flight and what waits is brought to one unit, engines' worth, which can be added up over endpoints, and over
 gateways that each see a part of the traffic.
 
-busy     What the requests at an endpoint would fill of an engine that just keeps to its objective. By the rule of
-         admission (`flow.py`) an engine is full where
+busy     What the requests at an endpoint would fill of an engine that just keeps to its objective, at the pace at which
+         they come. By the rule of admission (`flow.py`) an engine takes t per token, and is full at L:
 
-             slip * (d0 + k) / (1 - s) = L
+             t = slip * (d0 + k) / (1 - s)
 
-         with L the seconds per token that it may come to, d0 what a step costs with nobody in it, k what its decodes
-         and their context add, s its share of time in prefills. Were everything brought together by a factor x, k and s
-         would grow by x, and the engine were full at x = (L - slip * d0) / (slip * k + L * s). So what is there is
+         with d0 what a step costs with nobody in it, k what its decodes and their context add, s its share of time in
+         prefills. Were x engines' traffic brought together on one that is full by it, s would grow by x, and k by
+         x * L / t, since requests stay longer where tokens take longer (Little's law). Solved for x,
 
-             busy = (slip * k + L * s) / (L - slip * d0)
+             busy = 1 / x = (slip * k * L / t + L * s) / (L - slip * d0)
 
-         of an engine: linear in the work, where "how full" is not (an engine with one request is a quarter full, and
-         four of those need no engine each). Memory and places are shares of an engine as they are; the largest counts.
+         is linear in what comes, where "how full" is not: an engine with one request is a fifth full, and five of
+         those need no engine each. Memory and places may be scarcer: of a share f in use, by the same reasoning,
+
+             busy = (f * d0 + k) / (d0 + k)
+
+         and where an engine is beyond what it can do, what is there counts as it is.
 backlog  Engine seconds not begun: who waits in the gateway would wait so long, and is drained by as many engines as
          are busy for it; and prefills that wait at endpoints beyond what admission lets wait there.
 needed   busy / utilization + backlog / drain_s: room for what is to come, and the queue gone within drain_s. Averaged
@@ -39,7 +43,7 @@ SMOOTH_S = 15.0
 TOLERANCE = 0.1  # as in Kubernetes; `utilization` leaves more room than that
 LEAST_SLACK = 0.1  # of L: where even an empty engine is too slow, what it needs is not infinite
 MEMORY_S = 60.0  # of who met an objective
-FEW = 20  # requests: of fewer no share is told
+FEW = 50  # requests: fewer tell no share, and the first ones find caches cold
 IDLE = 0.5  # needed over present; below, misses are not for want of engines
 
 
@@ -89,14 +93,16 @@ class Attainment:
 def busy(endpoint: Endpoint, flow: Flow, now: float) -> float:
     """Give what the requests at an endpoint fill of an engine that keeps to its objective; above 1 it cannot."""
     books, work = endpoint.outstanding, endpoint.work
-    most_s = TIGHT * flow.tpot_slo_s
+    most_s, slip, share = TIGHT * flow.tpot_slo_s, books.slip, books.share_of_prefill(now)
     strain_s = work.d1 * books.requests + work.d2 * books.context_tokens
-    slack_s = max(most_s - books.slip * work.d0, LEAST_SLACK * most_s)
-    pace = (books.slip * strain_s + most_s * books.share_of_prefill(now)) / slack_s
+    token_s = slip * (work.d0 + strain_s) / (1 - share)
+    slack_s = max(most_s - slip * work.d0, LEAST_SLACK * most_s)
+    found = (slip * strain_s * max(1.0, most_s / token_s) + most_s * share) / slack_s
     capacity = endpoint.report.kv_capacity_tokens
     memory = (books.pinned_tokens + books.streamed_tokens) / (ROOM * capacity) if capacity else 0.0
     places = books.requests / flow.max_inflight if flow.max_inflight else 0.0
-    return max(pace, memory, places)
+    scarce = max(memory, places)
+    return max(found, scarce, (scarce * work.d0 + strain_s) / (work.d0 + strain_s))
 
 
 def backlog_s(endpoints_busy: float, wait_s: float, endpoints: list[Endpoint]) -> float:

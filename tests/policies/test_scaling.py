@@ -11,11 +11,12 @@ FLOW = Flow(tpot_slo_s=0.05)
 AIMS = Aims(calm_s=60.0)
 
 
-def loaded(requests: int, context_tokens: int, prefill_share: float = 0.0, slip: float = 1.0) -> Endpoint:
-    """Give an endpoint with so much to do, at time 0."""
+def loaded(requests: float, context_tokens: float, prefill_share: float = 0.0, slip: float = 1.0) -> Endpoint:
+    """Give an endpoint with so much to do on average, at time 0."""
     (endpoint,) = endpoints(1)
     books = endpoint.outstanding
-    books.requests, books.context_tokens = requests, context_tokens
+    for name, value in {"requests": requests, "context_tokens": context_tokens}.items():
+        setattr(books, name, value)
     books.prefill_share, books.slip = prefill_share, slip
     return endpoint
 
@@ -29,29 +30,53 @@ def full_share(requests: int, context_tokens: int, slip: float) -> float:
 # What is needed.
 
 
-@pytest.mark.parametrize(("requests", "context", "slip"), [(8, 8000, 1.0), (40, 40_000, 1.0), (16, 4000, 1.5)])
-@pytest.mark.parametrize("parts", [1, 4, 8])
+@pytest.mark.parametrize("slip", [1.0, 1.5])
+@pytest.mark.parametrize(("requests", "context_each"), [(8, 1000), (40, 1000), (16, 250), (64, 500)])
+@pytest.mark.parametrize("parts", [1, 4, 16])
 def test_what_fills_one_engine_is_one_engines_worth_however_it_is_spread(
-    requests: int, context: int, slip: float, parts: int
+    requests: int, context_each: int, slip: float, parts: int
 ) -> None:
-    share = full_share(requests, context, slip)
+    """The same traffic on more engines: there are fewer requests at a time, since their tokens come faster."""
+    work = loaded(1, 1).work
+    share = full_share(requests, requests * context_each, slip)
     assert 0 < share < 0.9
-    assert FLOW.load(loaded(requests, context, share, slip), 0.0) == pytest.approx(1.0)
-    part = loaded(requests // parts, context // parts, share / parts, slip)
+    full = loaded(requests, requests * context_each, share, slip)
+    assert FLOW.load(full, 0.0) == pytest.approx(1.0)
+    per_s = requests / (TIGHT * FLOW.tpot_slo_s) / parts
+    left = 1 - share / parts - per_s * slip * (work.d1 + work.d2 * context_each)
+    at_a_time = per_s * slip * work.d0 / left
+    part = loaded(at_a_time, at_a_time * context_each, share / parts, slip)
+    token_s = slip * work.step_s(at_a_time, part.outstanding.context_tokens) / (1 - share / parts)
+    assert at_a_time / token_s == pytest.approx(per_s)
     assert parts * busy(part, FLOW, 0.0) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("parts", [1, 4, 16])
+def test_places_are_shared_out_alike(parts: int) -> None:
+    flow = Flow(max_inflight=16)
+    work = loaded(1, 1).work
+    per_s = 16 / work.step_s(16, 1600) / parts
+    at_a_time = per_s * work.d0 / (1 - per_s * (work.d1 + work.d2 * 100))
+    assert parts * busy(loaded(at_a_time, at_a_time * 100), flow, 0.0) == pytest.approx(1.0)
+
+
+def test_what_is_beyond_an_engine_counts_as_it_is() -> None:
+    assert busy(loaded(32, 0), Flow(max_inflight=16), 0.0) == 2.0
+    once, twice = loaded(500, 500_000), loaded(1000, 1_000_000)
+    assert FLOW.load(once, 0.0) > 1
+    assert busy(twice, FLOW, 0.0) == pytest.approx(2 * busy(once, FLOW, 0.0))
 
 
 def test_an_idle_engine_is_not_busy() -> None:
     assert busy(loaded(0, 0), FLOW, 0.0) == 0.0
 
 
-def test_memory_and_places_count_where_they_are_scarcer() -> None:
+def test_memory_counts_where_it_is_scarcer() -> None:
     endpoint = loaded(1, 1)
-    endpoint.outstanding.pinned_tokens = CAPACITY_TOKENS // 2
-    assert busy(endpoint, FLOW, 0.0) == pytest.approx(0.5 / ROOM)
+    endpoint.outstanding.pinned_tokens = int(CAPACITY_TOKENS * ROOM)
+    assert busy(endpoint, FLOW, 0.0) == pytest.approx(1.0)
     endpoint.report.kv_capacity_tokens = None
     assert busy(endpoint, FLOW, 0.0) < 0.1
-    assert busy(endpoint, Flow(max_inflight=4), 0.0) == 0.25
 
 
 def test_an_objective_that_no_engine_can_keep_needs_no_infinite_number() -> None:
