@@ -58,6 +58,7 @@ from gateway.stored import StoredResponses
 from gateway.tariffs import Tariffs
 from gateway.tenants import Tenant, Tenants
 from gateway.tenantwatch import TenantWatch
+from gateway.tracing import Tracing
 from gateway.upstream import Upstream
 from gateway.usagefiles import UsageInFiles
 from gateway.usageredis import UsageInRedis
@@ -108,6 +109,7 @@ class Gateway:
             max_idle=config.connections.max_idle,
         )
         self._access_log = self._open_access_log()
+        self.tracing = Tracing(config.tracing, self.metrics, self._chance, self.fleet.explain)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=config.connections.idle_s)
         )
@@ -153,6 +155,7 @@ class Gateway:
             tenants=tenants,
             upstream=self.upstream,
             stored=StoredResponses(Homes(), self.fleet, tenants, self.upstream),
+            tracing=self.tracing,
             models=Models(self.fleet, config.aliases(), int(time.time())),
             own=OwnPrefixes(secrets.randbits(64)),
             intake=Intake(
@@ -240,6 +243,7 @@ class Gateway:
             await self._follow_once(pool, pool_config)
         self._tasks.append(asyncio.create_task(self._watch_lag(), name="loop lag"))
         self._tasks.append(asyncio.create_task(self._tenant_watch.watch(), name="tenants"))
+        self.tracing.start()
         gc.set_threshold(*GC_THRESHOLDS)
         gc.collect()
         gc.freeze()
@@ -277,6 +281,7 @@ class Gateway:
         await self._session.close()
         await self._knocking.close()
         self.upstream.close()
+        await self.tracing.close()
         if self._access_log is not None:
             self._access_log.close()
 

@@ -30,6 +30,7 @@ from gateway.sections import (
     Section,
     Shutdown,
     Timeouts,
+    TracingConfig,
 )
 from gateway.tenancy import (
     ANONYMOUS_NAME,
@@ -260,6 +261,7 @@ class Config(Section):
     connections: Connections = Connections()
     shutdown: Shutdown = Shutdown()
     access_log: AccessLog = AccessLog()
+    tracing: TracingConfig = TracingConfig()
     accounting: Accounting = Accounting()
     routing: Routing = Routing()
     admission: Admission = Admission()

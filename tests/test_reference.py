@@ -21,6 +21,7 @@ from gateway.sections import (
     Routing,
     Shutdown,
     Timeouts,
+    TracingConfig,
 )
 from gateway.tenancy import (
     AnonymousConfig,
@@ -50,6 +51,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "connections": Connections,
     "shutdown": Shutdown,
     "access_log": AccessLog,
+    "tracing": TracingConfig,
     "accounting": Accounting,
     "routing": Routing,
     "redis": RedisConfig,
