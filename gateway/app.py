@@ -343,7 +343,7 @@ class Gateway:
     def _new_id(self) -> str:
         return f"req_{self._id_prefix}{next(self._id_counter):010x}"
 
-    def _record(self, record: RequestRecord) -> None:
+    def _record(self, record: RequestRecord, trace_id: str | None) -> None:  # None where its spans are not kept
         self.metrics.observe(record)
         self._keeper.note(record)
         if self._access_log is not None:

@@ -86,7 +86,7 @@ class Proxy:
         gate: Gate,
         keepalive_s: float | None,
         metrics: Metrics,
-        on_record: Callable[[RequestRecord], None],
+        on_record: Callable[[RequestRecord, str | None], None],
         is_draining: Callable[[], bool],
         new_id: Callable[[], str],
         listen: Listen,
@@ -393,6 +393,4 @@ class Proxy:
         trace.begin(Hop.SETTLE)
         trace.ended()
         record = trace.finish(self._clock())
-        self._on_record(record)
-        if trace.hops is not None:
-            self._tracing.end(trace, trace.hops, record)
+        self._on_record(record, self._tracing.end(trace, record))

@@ -99,16 +99,24 @@ class Tracing:
         if hops is not None and hops.is_sampled:
             hops.explain(self._explain(request, standing, tried))
 
-    def end(self, trace: Trace, hops: Hops, record: RequestRecord) -> None:
-        """Keep a request that has ended, or forget it."""
-        why = self._why(hops, record)
-        if why is None:
-            return
+    def end(self, trace: Trace, record: RequestRecord) -> str | None:
+        """Keep a request that has ended, or forget it.
+
+        Returns:
+            The id of its trace, if its spans are kept.
+        """
+        hops = trace.hops
+        why = None if hops is None else self._why(hops, record)
+        if hops is None or why is None:
+            return None
         self._metrics.traces.add((why,))
         if len(self._pending) >= self._config.max_queued:
             self._metrics.trace_drops.add(("queue",))
-            return
+            return None
         self._pending.append((trace, hops, record, why))
+        if len(self._pending) == BATCH:
+            self._wake.set()
+        return f"{hops.trace_id:032x}"
 
     def _why(self, hops: Hops, record: RequestRecord) -> str | None:
         if record.outcome is Outcome.FAILED:
@@ -143,6 +151,7 @@ class Tracing:
         maker = SpanMaker(self._config.service_name)
         while not self._is_closing:
             self._wake.wait(FLUSH_S)
+            self._wake.clear()
             self._send(maker, float("inf"))
         self._send(maker, monotonic() + CLOSE_S)
 

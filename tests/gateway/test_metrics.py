@@ -39,6 +39,8 @@ PAGE = {
     "kvlane_output_tokens_total": {"model", "tenant"},
     "kvlane_cached_tokens_total": {"source", "model", "tenant"},
     "kvlane_access_log_drops_total": set(),
+    "kvlane_traces_total": {"why"},
+    "kvlane_trace_drops_total": {"why"},
     "kvlane_weighted_tokens_total": {"model", "tenant"},
     "kvlane_cost_total": {"model", "tenant"},
     "kvlane_accounting_unsaved": set(),
