@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # imported where it is used, and only if it is
 log = logging.getLogger(__name__)
 
 FLUSH_S = 1.0
-BATCH = 32  # requests, some 400 spans: encoding more in one go would keep the loop waiting
+BATCH = 16  # requests, some 200 spans, 4 ms to encode: more in one go would keep the loop waiting
 CLOSE_S = 3.0  # for what is left at the end
 TOKEN_S = 0.05  # a token of an answer that comes whole may take so long: none is slow for being long
 COMPLAIN_EVERY_S = 60.0

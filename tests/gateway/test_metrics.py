@@ -253,6 +253,8 @@ async def test_the_page_has_every_metric_with_its_labels_and_nothing_else() -> N
         whole.gateway.metrics.endpoint_failures.add(("e0", "cut"))
         whole.gateway.metrics.retries.add(("cut",))
         whole.gateway.metrics.admission_refusals.add(("default", "batch", "shed"))
+        whole.gateway.metrics.traces.add(("slow",))
+        whole.gateway.metrics.trace_drops.add(("queue",))
         whole.gateway.metrics.queue_wait.distribution(("batch",)).observe(1.0)
         page = (await whole.get("/metrics", admin=True)).body.decode()
         seen: dict[str, set[str]] = {}
