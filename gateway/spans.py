@@ -203,7 +203,7 @@ class _Story:
             "error.type": (record.code or str(record.status)) if record.outcome in OWN_STATUS else None,
             "gen_ai.operation.name": self._operation,
             "gen_ai.request.model": record.model or None,
-            "gen_ai.usage.input_tokens": record.prompt_tokens or None,
+            "gen_ai.usage.input_tokens": (record.prompt_tokens or None) if record.tries else None,
             "gen_ai.usage.output_tokens": record.output_tokens,
             "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
             "gen_ai.response.time_to_first_chunk": record.ttft_s,

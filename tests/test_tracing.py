@@ -2,10 +2,13 @@
 
 import asyncio
 import hashlib
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +25,7 @@ from loadtests.settings import Settings
 from tests.fleet_fixtures import CHAT, FAST, House, house, leave, prompt, until
 from tests.wire.house import asked
 
+ROOT = Path(__file__).parent.parent
 NOWHERE = "http://127.0.0.1:9"  # never asked: the tests take the spans themselves
 ALL: dict[str, Any] = {"endpoint": NOWHERE, "ratio": 1.0}
 TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -223,6 +227,7 @@ async def test_a_refusal_is_told_where_it_happened() -> None:
   settle"""
     )
     assert (told(spans.root, "kvlane.outcome"), told(spans.root, "kvlane.tenant")) == ("refused", "acme")
+    assert told(spans.root, "gen_ai.usage.input_tokens") is None
 
 
 def only(spans: Told, root: ReadableSpan) -> InMemorySpanExporter:
@@ -540,3 +545,17 @@ async def test_a_collector_takes_the_spans_over_otlp() -> None:
     assert [by_id[span.parent_span_id].name for span in spans[8:12]] == ["chat sim at e0"] * 4
     (event,) = spans[6].events
     assert event.name == "kvlane.choice"
+
+
+async def test_a_collector_that_is_not_there_costs_spans_and_nothing_else() -> None:
+    tracing = {"endpoint": NOWHERE, "ratio": 1, "timeout_s": 0.2}
+    async with house(1, tracing=tracing) as whole:
+        for _ in range(3):
+            assert (await whole.ask()).status == 200
+        metrics = whole.gateway.metrics
+    assert metrics.trace_drops.cells[("export",)] == [3.0]
+
+
+def test_without_tracing_its_library_is_not_even_loaded() -> None:
+    script = "import sys, gateway.cli; sys.exit('opentelemetry' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0
