@@ -60,6 +60,7 @@ from gateway.stored import StoredResponses
 from gateway.tariffs import Tariffs
 from gateway.tenants import Tenant, Tenants
 from gateway.tenantwatch import TenantWatch
+from gateway.tracing import Tracing
 from gateway.upstream import Upstream
 from gateway.usagefiles import UsageInFiles
 from gateway.usageredis import UsageInRedis
@@ -108,6 +109,7 @@ class Gateway:
             max_idle=config.connections.max_idle,
         )
         self._access_log = self._open_access_log()
+        self.tracing = Tracing(config.tracing, self.metrics, self._chance, self.fleet.explain)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=config.connections.idle_s)
         )
@@ -153,6 +155,7 @@ class Gateway:
             tenants=tenants,
             upstream=self.upstream,
             stored=StoredResponses(Homes(), self.fleet, tenants, self.upstream),
+            tracing=self.tracing,
             models=Models(self.fleet, config.aliases(), int(time.time())),
             own=OwnPrefixes(secrets.randbits(64)),
             intake=Intake(
@@ -246,6 +249,7 @@ class Gateway:
         self._tasks.append(asyncio.create_task(self.lag.watch(), name="loop lag"))
         self._tasks.append(asyncio.create_task(self.scaling.watch(), name="scaling"))
         self._tasks.append(asyncio.create_task(self._tenant_watch.watch(), name="tenants"))
+        self.tracing.start()
         gc.set_threshold(*GC_THRESHOLDS)
         gc.collect()
         gc.freeze()
@@ -283,6 +287,7 @@ class Gateway:
         await self._session.close()
         await self._knocking.close()
         self.upstream.close()
+        await self.tracing.close()
         if self._access_log is not None:
             self._access_log.close()
 
@@ -344,8 +349,8 @@ class Gateway:
     def _new_id(self) -> str:
         return f"req_{self._id_prefix}{next(self._id_counter):010x}"
 
-    def _record(self, record: RequestRecord) -> None:
-        self.metrics.observe(record)
+    def _record(self, record: RequestRecord, trace_id: str | None) -> None:  # None where its spans are not kept
+        self.metrics.observe(record, trace_id)
         self.scaling.note(record)
         self._keeper.note(record)
         if self._access_log is not None:

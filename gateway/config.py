@@ -31,6 +31,7 @@ from gateway.sections import (
     Section,
     Shutdown,
     Timeouts,
+    TracingConfig,
 )
 from gateway.tenancy import (
     ANONYMOUS_NAME,
@@ -261,6 +262,7 @@ class Config(Section):
     connections: Connections = Connections()
     shutdown: Shutdown = Shutdown()
     access_log: AccessLog = AccessLog()
+    tracing: TracingConfig = TracingConfig()
     accounting: Accounting = Accounting()
     routing: Routing = Routing()
     admission: Admission = Admission()

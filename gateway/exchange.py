@@ -12,6 +12,7 @@ from aiohttp.web_request import BaseRequest
 from gateway.engines.catalog import ADAPTERS
 from gateway.errors import BodyTimeout, BrokenBody, MethodNotAllowed, RequestTooLarge
 from gateway.headers import client_deadline_s, lines_to_engine
+from gateway.hops import Hops
 from gateway.members import Member
 from gateway.openai import Call
 from gateway.routes import Route
@@ -35,6 +36,8 @@ class Exchange:
     tenant: Tenant
     inference: InferenceRequest
     """Of sizes unknown, until the prompt has been read."""
+    hops: Hops | None = None
+    """Of its trace, where it is traced."""
 
     @classmethod
     def of(
@@ -45,8 +48,9 @@ class Exchange:
         own_s = client_deadline_s(headers)
         deadline = trace.arrived_at + (most_s if own_s is None else min(own_s, most_s))
         inference = InferenceRequest(id=trace.id, model=call.model, tenant=tenant.name, deadline=deadline)
-        lines = lines_to_engine(request.raw_headers, headers.getall("connection", ()))
-        return cls(route, request.method, request.raw_path, lines, body, call, tenant, inference)
+        is_traced = trace.hops is not None
+        lines = lines_to_engine(request.raw_headers, headers.getall("connection", ()), is_traced=is_traced)
+        return cls(route, request.method, request.raw_path, lines, body, call, tenant, inference, trace.hops)
 
     def pieces_for(self, member: Member) -> list[Buffer]:
         """Give the bytes of the request as one engine gets it."""
@@ -56,11 +60,12 @@ class Exchange:
         for piece in body:
             length += len(piece)
         first = f"{self.method} {member.path_prefix}{self.target} HTTP/1.1\r\n{member.header_lines}".encode()
-        head = b"%bx-request-id: %b\r\ncontent-length: %d\r\n%b\r\n" % (
+        head = b"%bx-request-id: %b\r\ncontent-length: %d\r\n%b%b\r\n" % (
             first,
             self.inference.id.encode(),
             length,
             self.header_lines,
+            b"" if self.hops is None else self.hops.lines_to_engine,
         )
         return [head, *body]
 

@@ -55,6 +55,11 @@ class Admitted:
         """What its wait was predicted to be when it came; None where nobody waits."""
         return None if self.ticket is None else self.ticket.predicted_wait_s
 
+    @property
+    def has_waited(self) -> bool:
+        """Whether there was no room for it when it came."""
+        return self.ticket is not None and self.ticket.waited_s > 0
+
     def move(self, lease: Lease) -> None:
         """Go on at another endpoint."""
         if self.ticket is not None:

@@ -97,6 +97,16 @@ class Metrics:
             ("source", "model", "tenant"),
         )
         self.log_drops = self._counter("kvlane_access_log_drops_total", "Access log lines dropped.", ())
+        self.traces = self._counter(
+            "kvlane_traces_total",
+            "Requests whose spans are recorded: sampled, or at their end slow or failed.",
+            ("why",),
+        )
+        self.trace_drops = self._counter(
+            "kvlane_trace_drops_total",
+            "Recorded requests whose spans were lost: too many waited (queue), or the collector took none (export).",
+            ("why",),
+        )
 
     def _counter(self, name: str, documentation: str, labels: Labels) -> Counter:
         counter = Counter(name, documentation, labels)

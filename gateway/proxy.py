@@ -40,6 +40,7 @@ from gateway.headers import (
     lines_to_client,
     sane_request_id,
 )
+from gateway.hops import Hop
 from gateway.intake import Intake
 from gateway.lease import Lease
 from gateway.limiter import Limiter
@@ -53,6 +54,7 @@ from gateway.sections import Listen, Retries, Timeouts
 from gateway.stored import STORED_ROUTE, StoredResponses
 from gateway.tenants import Tenants
 from gateway.trace import CLIENT_LEFT, Trace, kvlane_lines, outcome_of, own_lines
+from gateway.tracing import Tracing
 from gateway.upstream import Upstream
 from policies.endpoint import Endpoint
 from policies.own import OwnPrefixes
@@ -75,6 +77,7 @@ class Proxy:
         tenants: Tenants,
         upstream: Upstream,
         stored: StoredResponses,
+        tracing: Tracing,
         models: Models,
         own: OwnPrefixes,
         intake: Intake,
@@ -83,7 +86,7 @@ class Proxy:
         gate: Gate,
         keepalive_s: float | None,
         metrics: Metrics,
-        on_record: Callable[[RequestRecord], None],
+        on_record: Callable[[RequestRecord, str | None], None],
         is_draining: Callable[[], bool],
         new_id: Callable[[], str],
         listen: Listen,
@@ -94,6 +97,7 @@ class Proxy:
         self._tenants = tenants
         self._upstream = upstream
         self._stored = stored
+        self._tracing = tracing
         self._models = models
         self._own = own
         self._intake = intake
@@ -109,7 +113,7 @@ class Proxy:
         self._timeouts = timeouts
         self._max_tries = retries.max_tries
         self._budget = RetryBudget(retries.budget, retries.window_s, retries.floor)
-        self._clock = asyncio.get_running_loop().time
+        self._clock = time.monotonic  # the loop's own, to the microsecond
         self.active = 0
         """Requests that are being served."""
         self._became_idle = asyncio.Event()
@@ -127,6 +131,7 @@ class Proxy:
         if path in ("/healthz", "/readyz"):
             return self._tell_health(client, path)
         trace = Trace(sane_request_id(request.headers) or self._new_id(), path, self._clock())
+        trace.hops = self._tracing.begin(request, trace.arrived_at)
         self.active += 1
         try:
             return await self._serve(request, path, client, trace)
@@ -170,6 +175,7 @@ class Proxy:
             return client.reply(200, JSON + own_lines(trace), self._models.answer(path, tenant))
         check_method(request.method, ("POST",) if stored is None else STORED_RESPONSE_METHODS[stored["rest"]])
         check_length(request, self._listen.max_body_bytes)
+        trace.begin(Hop.RECEIVE)
         client.go_on()
         body = await read_body(request, self._listen.max_body_bytes, self._listen.body_timeout_s)
         if stored is not None:
@@ -207,8 +213,12 @@ class Proxy:
     ) -> StreamResponse:
         """Try endpoint after endpoint until one serves."""
         tried: set[Endpoint] = set()
+        trace.begin(Hop.QUEUE)
+        self._tracing.explain(trace.hops, exchange.inference, standing, tried)
         place = await self._enter(exchange, standing, client, trace)
         trace.predicted_wait_s = place.predicted_wait_s
+        if trace.hops is not None:
+            trace.hops.admitted(has_waited=place.has_waited)
         with place:
             while True:
                 with place.lease as lease:
@@ -223,6 +233,8 @@ class Proxy:
                     self._metrics.retries_denied.add(())
                     return self._give_up(failure, client, trace)
                 self._metrics.retries.add((failure.kind,))
+                trace.begin(Hop.CHOOSE)
+                self._tracing.explain(trace.hops, exchange.inference, standing, tried)
                 try:
                     place.move(self._fleet.lease(exchange.inference, standing, tried))
                 except Overloaded:
@@ -250,6 +262,7 @@ class Proxy:
 
     async def _try_on(self, member: Member, exchange: Exchange, client: ClientAnswer, trace: Trace) -> StreamResponse:
         """Try the one endpoint that can serve this."""
+        trace.begin(Hop.CHOOSE)
         with self._fleet.lease_on(member, exchange.inference) as lease:
             result = await self._try(lease, exchange, client, trace, lease)
         return self._give_up(result, client, trace) if isinstance(result, Failure) else result
@@ -266,8 +279,11 @@ class Proxy:
         trace.tries += 1
         trace.choice = lease.choice
         trace.pool = lease.member.pool.name
+        now = self._clock()
         if trace.dispatched_at is None:
-            trace.dispatched_at = self._clock()
+            trace.dispatched_at = now
+        if trace.hops is not None:
+            trace.hops.attempt(lease.choice, lease.member.kind, now)
         self._metrics.endpoint_requests.add((lease.endpoint.name, lease.choice.reason.value))
         answer = Answer(exchange.route.shape, hides_usage=exchange.call.hides_usage, on_first_token=told.first_token)
         in_flight = lease.member.in_flight
@@ -281,6 +297,7 @@ class Proxy:
             if answer.is_good:
                 return await self._relay(answer, lease, exchange, client, trace)
             failure = judge(answer, lease)
+            trace.failed(failure.kind, answer.head.status)
             lease.refused()
         finally:
             answer.close()
@@ -302,14 +319,13 @@ class Proxy:
         if exchange.tenant.kvlane_headers:
             lines += kvlane_lines(trace, self._own_tokens(exchange))
         trace.is_stream = is_stream
+        trace.begin(Hop.FIRST_TOKEN if is_stream else Hop.STREAM)
         exchange.body = b""  # a long stream must not keep a long prompt in memory
         try:
             answer.deliver(client, lines, self._timeouts.idle_s)
             response = await answer.relayed()
         finally:
-            trace.usage, trace.counted_tokens = answer.usage, answer.counted_tokens
-            trace.first_token_at = answer.first_token_at
-            trace.last_byte_at = answer.last_byte_at
+            trace.relayed(answer.usage, answer.counted_tokens, answer.first_token_at, answer.last_byte_at)
             if answer.response_id is not None:
                 self._stored.learn(answer.response_id, lease.endpoint, exchange.tenant)
         if answer.is_client_stuck:
@@ -318,6 +334,7 @@ class Proxy:
             lease.failed()
             kind = "stalled" if isinstance(answer.error, Stalled) else "cut"
             self._metrics.endpoint_failures.add((lease.endpoint.name, kind))
+            trace.failed(kind, answer.head.status)
             trace.outcome = Outcome.FAILED
             trace.code = "stream_broken"
         else:
@@ -360,6 +377,7 @@ class Proxy:
 
     async def _reserve(self, exchange: Exchange, model: str, trace: Trace) -> None:
         """Reserve what a request may come to; `_settle` says what it came to, whatever happens."""
+        trace.begin(Hop.LIMIT)
         tenant = exchange.tenant
         if not self._limiter.quotas_of(tenant, model):
             return
@@ -372,6 +390,7 @@ class Proxy:
         trace.status = client.status
         if trace.outcome is Outcome.DISCONNECTED and client.status:
             trace.outcome = outcome_of(client.status)
-        if trace.on_end is not None:
-            trace.on_end()
-        self._on_record(trace.finish(self._clock()))
+        trace.begin(Hop.SETTLE)
+        trace.ended()
+        record = trace.finish(self._clock())
+        self._on_record(record, self._tracing.end(trace, record))

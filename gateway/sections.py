@@ -6,6 +6,7 @@ Frozen, and strict about unknown keys; keys carry their unit. `config.py` puts t
 import re
 from pathlib import Path
 from typing import Annotated, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
@@ -135,6 +136,46 @@ class AccessLog(Section):
     """One JSON line a request."""
 
     path: str | None = Field(None, description="File to append to, `-` for standard output; none by default.")
+
+
+class TracingConfig(Section):
+    """Spans of requests, sent to a collector."""
+
+    endpoint: str | None = Field(
+        None,
+        description="Where it takes OTLP over HTTP, http://host:4318; /v1/traces is added where there is no path. "
+        "None: no tracing.",
+    )
+    headers: dict[str, str] = Field({}, repr=False, description="Sent along: a token, mostly.")
+    timeout_s: Seconds = Field(10, description="For a batch to be taken, further tries included; then it is lost.")
+    ratio: Share = Field(
+        0.01, description="Of requests that are recorded from the start; engines are told, in traceparent."
+    )
+    slow_s: Seconds | None = Field(
+        10, description="Whatever takes longer to its first token is recorded at its end, like all that fails."
+    )
+    honors_clients: bool = Field(
+        True, description="Whether a client's own traceparent goes before `ratio`. Off: where strangers call."
+    )
+    service_name: Annotated[str, Field(min_length=1)] = Field("kvlane", description="Whose spans these are.")
+    max_queued: Count = Field(2048, description="Requests whose spans wait to be sent; more are dropped, and counted.")
+
+    @field_validator("endpoint")
+    @classmethod
+    def _is_http(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+            raise ValueError("must be http://host:port or https://host:port, without a user")
+        return value if parts.path.strip("/") else value.rstrip("/") + "/v1/traces"
+
+    @field_validator("headers")
+    @classmethod
+    def _fit_a_header(cls, value: dict[str, str]) -> dict[str, str]:
+        if not all(re.fullmatch(r"[A-Za-z0-9-]+", name) and re.fullmatch(r"[ -~]*", value[name]) for name in value):
+            raise ValueError("must be names of headers, each with one line of visible ASCII")
+        return value
 
 
 class Accounting(Section):

@@ -1,4 +1,4 @@
-"""One measurement of one request, told to metrics, the access log and the response headers alike.
+"""One measurement of one request, told to metrics, the access log, spans and the response headers alike.
 
 A Trace collects facts and times while a request lives; `finish` makes the record of it. Times are monotonic seconds.
 """
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.hops import Hop, Hops
 from gateway.usage import Usage
 from policies.policy import Choice, Reason
 from policies.record import Outcome, RequestRecord
@@ -46,6 +47,35 @@ class Trace:
     """Called once it is known how it ended."""
     outcome: Outcome = Outcome.DISCONNECTED
     """Until something else is known: a request that ends without a word has lost its client."""
+    hops: Hops | None = None
+    """Where its time went; None where nobody would ever be told."""
+
+    def begin(self, hop: Hop) -> None:
+        """Note that a stage of its life begins."""
+        if self.hops is not None:
+            self.hops.begin(hop)
+
+    def failed(self, failure: str, status: int) -> None:
+        """Note why the try that runs did not serve, and the status of its engine's answer; 0: there was none."""
+        if self.hops is not None:
+            self.hops.failed(failure, status)
+
+    def relayed(
+        self, usage: Usage | None, counted_tokens: int, first_token_at: float | None, last_byte_at: float
+    ) -> None:
+        """Note what came of an answer that was handed over, to the end or not."""
+        self.usage, self.counted_tokens = usage, counted_tokens
+        self.first_token_at, self.last_byte_at = first_token_at, last_byte_at
+        if self.hops is not None:
+            if first_token_at is not None:
+                self.hops.begin(Hop.STREAM, first_token_at)
+            self.hops.begin(Hop.SETTLE)
+
+    def ended(self) -> None:
+        """Call `on_end`, once; what it holds is let go of."""
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end()
 
     def finish(self, now: float) -> RequestRecord:
         """Make the record of a request that has ended."""

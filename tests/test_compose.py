@@ -80,6 +80,9 @@ def addresses() -> Iterator[tuple[str, int]]:
         for endpoint in pool.endpoints:
             url = URL(endpoint.url)
             yield "engines" if url.host == "127.0.0.1" else url.host or "", url.port or 0
+    for address in filter(None, [gateway_config().tracing.endpoint]):
+        url = URL(address)
+        yield url.host or "", url.port or 0
     for job in parse("config/compose/prometheus.yaml")["scrape_configs"]:
         for static in job["static_configs"]:
             for target in static["targets"]:
@@ -160,7 +163,7 @@ def test_no_two_services_are_published_on_one_port() -> None:
 
 def test_every_address_in_the_files_is_a_service_and_a_port_it_listens_on() -> None:
     named = list(addresses())
-    assert len(named) == 4
+    assert len(named) == 5
     assert [(host, port) for host, port in named if host not in SERVICES or port not in listening(host)] == []
 
 

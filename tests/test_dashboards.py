@@ -360,6 +360,10 @@ TRIED: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"kvlane_access_log_drops_total": "0x478 1x2"},
         {"kvlane_access_log_drops_total": "4x480"},
     ),
+    "KvlaneTracesDropped": (
+        {'kvlane_trace_drops_total{why="queue"}': "0x478 1x2"},
+        {'kvlane_trace_drops_total{why="queue"}': "4x480"},
+    ),
     "KvlaneLoopLag": (
         {
             'kvlane_loop_lag_seconds_bucket{instance="1",le="0.05"}': "0+50x480",

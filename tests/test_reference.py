@@ -22,6 +22,7 @@ from gateway.sections import (
     Scaling,
     Shutdown,
     Timeouts,
+    TracingConfig,
 )
 from gateway.tenancy import (
     AnonymousConfig,
@@ -51,6 +52,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "connections": Connections,
     "shutdown": Shutdown,
     "access_log": AccessLog,
+    "tracing": TracingConfig,
     "accounting": Accounting,
     "routing": Routing,
     "scaling": Scaling,

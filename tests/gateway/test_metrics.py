@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
@@ -16,7 +17,7 @@ from loadtests.faults import Fault, Kind
 from policies.health import State
 from policies.record import Outcome, RequestRecord
 from policies.scaling import FEW
-from tests.fleet_fixtures import House, house, until
+from tests.fleet_fixtures import CHAT, House, house, prompt, until
 from tests.policies.test_record import RECORD
 
 STREAM = replace(RECORD, is_stream=True, ttft_s=0.3, tpot_s=0.02)
@@ -48,6 +49,8 @@ PAGE = {
     "kvlane_redis_failures_total": set(),
     "kvlane_redis_refusals_total": set(),
     "kvlane_redis_timeouts_total": set(),
+    "kvlane_traces_total": {"why"},
+    "kvlane_trace_drops_total": {"why"},
     "kvlane_weighted_tokens_total": {"model", "tenant"},
     "kvlane_cost_total": {"model", "tenant"},
     "kvlane_accounting_unsaved": set(),
@@ -350,6 +353,8 @@ async def test_the_page_has_every_metric_with_its_labels_and_nothing_else() -> N
         whole.gateway.metrics.retries.add(("cut",))
         whole.gateway.metrics.admission_refusals.add(("default", "batch", "shed"))
         whole.gateway.metrics.limit_refusals.add(("a", "parallel"))
+        whole.gateway.metrics.traces.add(("slow",))
+        whole.gateway.metrics.trace_drops.add(("queue",))
         whole.gateway.metrics.queue_wait.distribution(("batch",)).observe(1.0)
         whole.gateway.metrics.queue_wait_predicted.distribution(("batch",)).observe(1.0)
         for _ in range(FEW):
@@ -422,12 +427,19 @@ async def test_who_waits_is_counted_as_predicted_and_as_it_was() -> None:
         assert await whole.metric("kvlane_queue_wait_predicted_seconds_count") == waited
 
 
-async def test_an_exemplar_is_on_the_page_of_a_gateway_that_is_asked_for_openmetrics() -> None:
-    async with house(1) as whole:
-        whole.gateway.metrics.observe(STREAM, TRACE_ID)
+async def test_a_page_in_openmetrics_links_to_the_traces_that_are_kept() -> None:
+    other = f"{1:032x}"
+    async with house(1, tracing={"endpoint": "http://127.0.0.1:9", "ratio": 0, "timeout_s": 0.1}) as whole:
+        whole.gateway.tracing.exporter = InMemorySpanExporter()
+        for trace_id, flags in ((TRACE_ID, "01"), (other, "00")):
+            headers = {"traceparent": f"00-{trace_id}-{1:016x}-{flags}"}
+            body = prompt("hello", stream=True)
+            assert (await whole.post(CHAT, body, headers=headers)).status == 200
+        await whole.rests()
         async with whole.session.get(whole.gateway.admin_url + "/metrics", headers={"accept": OPENMETRICS}) as response:
             assert response.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
             page = await response.text()
         parsed = {family.name for family in parse_openmetrics(page)}  # type: ignore[no-untyped-call]
         assert parsed >= {name.removesuffix("_total") for name in PAGE}
-        assert TRACE_ID in page
+        assert {trace for told in exemplars(whole.gateway.metrics).values() for trace, _ in told} == {TRACE_ID}
+        assert other not in page
