@@ -72,7 +72,7 @@ class Distribution:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
-        self.exemplars: dict[int, Exemplar] = {}
+        self.exemplars: dict[int, tuple[float, Seen]] = {}
         """The last of each bucket."""
 
     def observe(self, value: float, seen: Seen | None = None) -> None:
@@ -81,7 +81,7 @@ class Distribution:
         self.counts[bucket] += 1
         self.sum += value
         if seen is not None:
-            self.exemplars[bucket] = Exemplar({"trace_id": seen.trace_id}, value, seen.at)
+            self.exemplars[bucket] = value, seen
 
 
 class Histogram:
@@ -110,8 +110,8 @@ class Histogram:
         for labels, values in self.series.items():
             counts = zip(self._names, map(float, accumulate(values.counts)), strict=True)
             buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = list(counts)
-            for at, exemplar in values.exemplars.items():
-                buckets[at] = (*buckets[at][:2], exemplar)
+            for at, (value, seen) in values.exemplars.items():
+                buckets[at] = (*buckets[at][:2], Exemplar({"trace_id": seen.trace_id}, value, seen.at))
             family.add_metric(labels, buckets, values.sum)
         return family
 

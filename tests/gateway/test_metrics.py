@@ -264,6 +264,22 @@ def test_a_scraper_that_asks_for_nonsense_gets_the_plain_page(accept: str) -> No
     assert families(page)
 
 
+async def test_a_large_page_does_not_hold_up_the_loop() -> None:
+    """Between any two metrics others get their turn, and what they change meanwhile does no harm."""
+    metrics = Metrics()
+    for at in range(50):
+        metrics.observe(replace(STREAM, tenant=f"t{at}"))
+    page = asyncio.create_task(metrics.page_off_loop(""))
+    turns = 0
+    while not page.done():
+        metrics.observe(replace(STREAM, tenant=f"late{turns % 100}"))
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns > len([*metrics.collect()])
+    found = families((await page)[1])
+    assert value(found, "kvlane_prompt_tokens_total", model="m", tenant="t49") == RECORD.prompt_tokens
+
+
 # Bounds.
 
 
