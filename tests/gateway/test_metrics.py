@@ -19,6 +19,7 @@ from policies.record import Outcome, RequestRecord
 from policies.scaling import FEW
 from tests.fleet_fixtures import CHAT, House, house, prompt, until
 from tests.policies.test_record import RECORD
+from tests.redis_server import RedisServer
 
 STREAM = replace(RECORD, is_stream=True, ttft_s=0.3, tpot_s=0.02)
 
@@ -399,6 +400,25 @@ async def test_gauges_tell_how_the_fleet_stands() -> None:
             assert told == [0, 1, 0, 0, 0]
         assert await whole.metric("kvlane_build_info") == 1
         assert await whole.metric("kvlane_engine_kv_usage_ratio", endpoint="e0") == 0
+
+
+async def test_how_redis_does_is_told(redis_server: RedisServer) -> None:
+    async with house(1, redis={"url": redis_server.url}, anonymous={"limits": {"parallel": 5}}) as whole:
+
+        async def told(name: str) -> float:
+            return await whole.metric(f"kvlane_redis_{name}")
+
+        before = await told("calls_total")
+        await whole.ask()
+        assert await told("up") == 1
+        assert await told("calls_total") > before
+        assert await told("batches_total") > 0
+        assert await told("timeouts_total") == await told("failures_total") == 0
+        with redis_server.frozen():
+            await whole.ask()
+            assert await told("up") == 0
+            assert await told("timeouts_total") == 1
+            assert await told("failures_total") >= 1
 
 
 async def test_what_an_engine_reports_is_counted_as_it_reports_it() -> None:
