@@ -134,16 +134,15 @@ class AdmissionQueue:
         if request.deadline <= now:
             ticket.refuse(Refusal.DEADLINE)
             return Offered(ticket, [])
-        smoothing = self._smoothing
-        changed = self.pump(now) if smoothing.is_over(now) else []
+        changed = self.pump(now) if self._smoothing.is_over(now) else []
         choice = self._place(ticket, line, now)
-        is_burst = choice is not None and smoothing.holds(now, len(self._pool.endpoints))
-        is_held = is_burst and smoothing.until < ticket.deadline
+        is_burst = choice is not None and self._smoothing.holds(now, len(self._pool.endpoints))
+        is_held = is_burst and self._smoothing.until < ticket.deadline
         if is_held and len(line.order) >= line.rules.max_queued:  # nobody is refused for the burst's sake
-            smoothing.cut(now)
+            self._smoothing.cut(now)
             is_held = False
         if is_held:
-            choice, smoothing.is_on = None, True
+            choice, self._smoothing.is_on = None, True
         elif choice is not None and self.waiting:  # those who wait go first, if they can go there
             changed += self.pump(now)
             choice = self._place(ticket, line, now)
@@ -265,7 +264,7 @@ class AdmissionQueue:
         line.join(ticket, now)
         bound_s = line.bound_s(now)
         if is_held:  # there is room
-            ticket.predicted_wait_s = ticket.reckoned_wait_s = self._smoothing.until - now
+            ticket.predicted_wait_s = self._smoothing.until - now
             bound_s = inf
         elif (why := line.why_not(ticket)) is not None:
             self._take_out(ticket, line, now, why)
@@ -279,8 +278,9 @@ class AdmissionQueue:
         One that needs much memory would never find it where small ones come all the time: so what is freed is kept
         together for it, at the endpoint that has the most, until it is served or gone.
         """
-        if self._kept is not None and self._kept[1].state is State.WAITING and self._kept[0].health.is_ready(now):
-            return self._kept
+        kept = self._kept
+        if kept and kept[1].state is State.WAITING and kept[0].health.is_ready(now) and kept[0] in self._pool.endpoints:
+            return kept
         self._kept = None
         if self.next_deadline is None:
             return None

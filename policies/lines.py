@@ -44,7 +44,7 @@ class Line:
         assert ticket.place is not None
         even_s = min(self.pace.seconds(self.order.lead(ticket.place)), self.least_bound_s)
         left_s, waited_s = max(self.drain.seconds(ahead), even_s), now - ticket.arrived_at
-        ticket.reckoned_wait_s = waited_s + left_s
+        ticket.reckoned_wait_s = waited_s + left_s if self.drain.is_known else None
         ticket.predicted_wait_s = waited_s + self.ratio.at(now) * left_s
 
     def why_not(self, ticket: Ticket) -> Refusal | None:
@@ -63,7 +63,8 @@ class Line:
         if not self._smoothing.is_on:
             self.drain.note(now, True, ticket.work)
             self.pace.note(now, True, went)
-            self.ratio.note(now, ticket.reckoned_wait_s, ticket.waited_s)
+            if ticket.reckoned_wait_s is not None:
+                self.ratio.note(now, ticket.reckoned_wait_s, ticket.waited_s)
 
     def note(self, now: float) -> None:
         """Note that time has passed."""

@@ -403,6 +403,19 @@ def test_the_wait_is_the_work_ahead_over_the_pace_of_the_queue() -> None:
     assert door.queue.errors.count == 5
 
 
+def test_waits_of_which_nothing_could_be_known_put_no_later_prediction_right() -> None:
+    """The first queue of all: while no pace is known it is reckoned to wait for nothing, and waits for long."""
+    door = Door.of(places(1), classes=ONE)
+    tickets = [door.ask("t", 0.0) for _ in range(21)]
+    for second in range(1, 21):
+        door.end(next(each for each in tickets if each.state is State.GRANTED), float(second))
+    tickets += [door.ask("t", 20.0) for _ in range(3)]
+    for second in range(21, 24):
+        door.end(next(each for each in tickets if each.state is State.GRANTED), float(second))
+    late = [door.ask("t", 23.0) for _ in range(5)]
+    assert 4 < late[-1].predicted_wait_s < 8  # it waits for five; who comes first is reckoned to wait for none
+
+
 def test_who_would_miss_its_deadline_is_refused_on_arrival_and_pushes_nobody_out() -> None:
     door = Door.of(places(1), classes=ONE)
     tickets, now = drained(door)
@@ -496,6 +509,24 @@ def test_what_is_kept_is_let_go_when_its_endpoint_is_or_the_one_it_is_kept_for()
     at.health.state = HealthState.READY
     door.end(big, 25.2)
     assert door.queue.pump(25.3) == [little]
+
+
+def test_what_is_kept_is_let_go_when_its_engine_has_restarted() -> None:
+    """Whatever the health of the incarnation before: nobody gets anything there."""
+    door = cramped(20_000)
+    other = endpoint("other")
+    other.report = door.pool.endpoints[0].report
+    door.pool.endpoints.append(other)
+    for seed in (1, 2):
+        door.offer(request("r", (seed, 200), output=100), 0.0)
+    big = door.offer(request("big", (3, 250), output=100), 0.1)
+    running = [each for each in door.pool.endpoints if each.outstanding.requests]
+    assert len(running) == 2
+    kept = door.queue.pump(25.0) or door.queue._reserved(25.0)
+    assert kept == (door.pool.endpoints[0], big)
+    door.pool.endpoints[0] = renewed = endpoint("renewed", state=HealthState.STARTING)
+    renewed.report = other.report
+    assert door.queue._reserved(25.1) == (other, big)
 
 
 def test_those_that_do_not_fit_hide_nobody_behind_them() -> None:
