@@ -227,16 +227,16 @@ class AdmissionQueue:
         return self._flow.load(endpoint, now, self._promises.at(endpoint))
 
     def _place(self, ticket: Ticket, line: Line, now: float) -> Choice | None:
-        """Choose among all endpoints with room, as the policy does."""
+        """Choose among all endpoints with room, as the policy does; a queue would be burnt on suspects."""
         request, limit = ticket.request, self._lines.limit(line, now)
         reserved = self._reserved(now) if self.waiting else None
         kept = reserved[0] if reserved is not None and reserved[1] is not ticket else None
 
         def has_room(endpoint: Endpoint) -> bool:
-            return endpoint is not kept and self._load(endpoint, now) < limit and self._fits(endpoint, request)
+            may_have = endpoint is not kept and (endpoint.health.is_ready(now) or not self.waiting)
+            return may_have and self._load(endpoint, now) < limit and self._fits(endpoint, request)
 
-        own = ticket.standing.own.endpoints
-        lent = self._promises.outside(own)  # idle by the books alone
+        lent = self._promises.outside(ticket.standing.own.endpoints)  # idle by the books alone
         choice = place(ticket.standing, self._policies, request, lent, now)
         if choice is None or has_room(choice.endpoint):  # nearly always, and room costs more to reckon than to have
             return choice

@@ -315,6 +315,27 @@ def test_an_endpoint_that_is_down_or_full_gets_nobody() -> None:
     assert door.queue.pump(2.0) == [waiting]
 
 
+def test_a_queue_is_not_burnt_on_endpoints_of_which_nobody_knows_whether_they_live() -> None:
+    """Dead engines fail at once, and would have room for the next: those who wait do so until a check has told."""
+    door = Door.of(places(2), engines=2, classes=ONE)
+    running = [door.ask("a", 0.0) for _ in range(4)]
+    waiting = [door.ask("a", 0.1) for _ in range(10)]
+    for each in door.pool.endpoints:
+        each.health.state = HealthState.SUSPECT
+    for ticket in running:
+        door.end(ticket, 0.2)
+    assert door.queue.pump(0.3) == []
+    assert door.ask("b", 0.4).state is State.WAITING
+    door.pool.endpoints[0].health.answered()
+    door.send(granted := door.queue.pump(0.5), 0.5)
+    assert len(granted) == 2
+    for ticket in [*waiting, *granted]:
+        door.end(ticket, 0.6)
+    door.pool.endpoints[0].health.state = HealthState.SUSPECT
+    assert repr(door.queue) == "<AdmissionQueue 0/4 running, 0/100 waiting>"
+    assert door.ask("a", 0.7).state is State.GRANTED  # who comes alone finds out
+
+
 def test_a_longer_pool_lends_when_it_is_idle_again() -> None:
     door = Door.of(places(1), classes=ONE)
     longer = Pool("longer", [endpoint("long")])
