@@ -37,6 +37,8 @@ class Plan:
     """Of a redis-server of our own."""
     redis_url: str | None = None
     """Of another; None: of our own."""
+    redis_timeout_s: float = 0.1
+    """How long gateways wait for its answers."""
 
     @property
     def url(self) -> str:
@@ -60,7 +62,7 @@ class Plan:
             "listen": {"port": port, "admin_port": port + 1},
             "pools": [{"name": "default", "endpoints": endpoints}],
             "models": [{"name": MODEL}],
-            "redis": {"url": self.url},
+            "redis": {"url": self.url, "op_timeout_s": self.redis_timeout_s},
             "tenants": list(tenants),
         }
         return yaml.safe_dump(document, sort_keys=False)
@@ -74,6 +76,12 @@ class Stand:
     """To the Redis."""
     pids: list[int]
     """Of the gateways."""
+    logs: list[Path]
+    """Of the gateways."""
+
+    def outages(self) -> int:
+        """Count how often a gateway said that Redis is down."""
+        return sum(log.read_bytes().count(b" is down: ") for log in self.logs)
 
 
 @contextlib.asynccontextmanager
@@ -89,17 +97,17 @@ async def several(plan: Plan, tenants: Sequence[Section]) -> AsyncIterator[Stand
             fleet = await stack.enter_async_context(
                 process(Path(folder) / "fleet.log", "loadtests", *plan.fleet_words())
             )
-            gateways = []
+            gateways, logs = [], []
             for at in range(plan.gateways):
                 file = Path(folder) / f"gateway{at}.yaml"
                 file.touch(mode=0o600)  # it may hold the password of a Redis
                 file.write_text(plan.configuration(at, tenants), encoding="utf-8")
-                log = Path(folder) / f"gateway{at}.log"
-                gateways.append(await stack.enter_async_context(process(log, "gateway", "serve", str(file))))
+                logs.append(Path(folder) / f"gateway{at}.log")
+                gateways.append(await stack.enter_async_context(process(logs[at], "gateway", "serve", str(file))))
             for at, gateway in enumerate(gateways):
                 if not await has_found(ENGINES, f"http://127.0.0.1:{plan.port + 2 * at + 1}", fleet, gateway):
                     raise NotReady("\n".join(("a gateway did not become ready; is a port taken?", *last_lines(folder))))
-            yield Stand(line, [gateway.pid for gateway in gateways])
+            yield Stand(line, [gateway.pid for gateway in gateways], logs)
 
 
 async def _redis(plan: Plan, folder: Path, stack: contextlib.AsyncExitStack) -> Line:
