@@ -4,8 +4,9 @@ Tenants ask for many times what they may have, through all gateways at once. A t
 rate times the time; more than that by TOLERANCE and one request is a failure. So is one call to Redis too many: there
 is one to reserve each request of a limited tenant, and one to settle each that was admitted. Redis counts them itself
 (INFO commandstats, which has the commands that scripts run as well). No request's are the calls by which gateways say
-that they live, which alone run ZCARD, and those that keep the leases of what takes seconds: what is admitted, and what
-is kept, is a ZADD each.
+that they live and add to the accounts, a batch every few seconds: these alone run EXPIRE, once each. Nor are those that
+keep the leases of what takes seconds: what is admitted, and what is kept, is a ZADD each. The first call of a script
+fails, since Redis does not have it yet.
 
 On a machine that is too busy Redis does not answer in time. Gateways count alone then, and tell it later: such a run
 says nothing of either, and is a failure too.
@@ -39,7 +40,8 @@ from loadtests.stand import NotReady, until_stopped
 
 REST_S = 0.05  # without a call: gateways settle at once
 TOLERANCE = 0.02  # of what a tenant may have; and one request, which may come to more than was set aside for it
-CALLS = re.compile(rb"cmdstat_(eval|evalsha|zadd|zcard):calls=(\d+)")
+CALLS = re.compile(rb"cmdstat_(eval|evalsha|expire|zadd|zcard):calls=(\d+)")
+UNKNOWN = re.compile(rb"cmdstat_evalsha:.*failed_calls=(\d+)")
 CPU = re.compile(rb"used_cpu_(?:sys|user):([\d.]+)")
 
 
@@ -113,6 +115,8 @@ class Cost:
 
     scripts: int
     """Calls to Redis for requests."""
+    upkeep: int
+    """Other calls."""
     leases: int
     """Granted, or kept."""
     redis_s: float
@@ -133,9 +137,11 @@ class Cost:
             raise NotReady(f"Redis does not answer: {error}") from error
         stats, cpu = (answer if isinstance(answer, bytes) else b"" for answer in told)
         calls = Counter({name: int(count) for name, count in CALLS.findall(stats)})
+        upkeep = calls[b"expire"] + sum(map(int, UNKNOWN.findall(stats)))
         return cls(
-            scripts=calls[b"eval"] + calls[b"evalsha"] - calls[b"zcard"],
-            leases=calls[b"zadd"] - calls[b"zcard"],
+            scripts=calls[b"eval"] + calls[b"evalsha"] - upkeep,
+            upkeep=upkeep,
+            leases=calls[b"zadd"] - calls[b"zcard"],  # one each of those that say that they live
             redis_s=sum(map(float, CPU.findall(cpu))),
             gateways_s=sum(map(cpu_ns, stand.pids)) / 1e9,
         )
@@ -158,6 +164,7 @@ class Cost:
     def __sub__(self, earlier: "Cost") -> "Cost":
         return Cost(
             self.scripts - earlier.scripts,
+            self.upkeep - earlier.upkeep,
             self.leases - earlier.leases,
             self.redis_s - earlier.redis_s,
             self.gateways_s - earlier.gateways_s,
@@ -333,8 +340,9 @@ def costs(report: Report) -> list[str]:
     late = _ms(report.delays_s)
     return [
         f"calls to Redis: 1 to reserve a request ({report.reserved:,}), {report.calls_per_settled:.3f} to settle one "
-        f"({report.settled:,})",
-        f"leases kept: {report.renewals}; CPU of Redis {cost.redis_s / max(1, cost.scripts) * 1e6:,.0f} µs a call, "
+        f"({report.settled:,}),",
+        f"{report.renewals} to keep leases, {cost.upkeep} for no request; CPU of Redis "
+        f"{cost.redis_s / max(1, cost.scripts) * 1e6:,.0f} µs a call,",
         f"of gateways {cost.gateways_s / max(1, report.requests) * 1e6:,.0f} µs a request",
         f"limits add {p50 * 1e3:+.2f} / {p99 * 1e3:+.2f} ms; this process woke up {late} ms late",
     ]
