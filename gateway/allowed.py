@@ -71,7 +71,7 @@ def refusal_of(
     what = WORDS[quota.name].format(told) + (f" of the model {quota.model!r}" if quota.model else "")
     words = f"tenant {tenant} may have {what} (a limit of this gateway, {quota.name})"
     if quota.kind is Kind.RATE:
-        needed = quota.left(take.amount, parts)
+        needed = quota.counted(take.amount, parts)
         if allowance.wait_us is None:
             words += f"; this request needs about {needed:,}, and no more than {quota.burst // parts:,} pass at once"
         elif quota.unit is Unit.TOKENS:
