@@ -67,13 +67,15 @@ def refusal_of(
         return None
     wait_us, at = max(refusing)
     quota, take, allowance = quotas[at], takes[at], allowances[at]
-    told = f"{quota.limit / NANO:,.2f}" if quota.unit is Unit.COST else f"{quota.limit:,}"
+    told = money(quota.limit) if quota.unit is Unit.COST else f"{quota.limit:,}"
     what = WORDS[quota.name].format(told) + (f" of the model {quota.model!r}" if quota.model else "")
     words = f"tenant {tenant} may have {what} (a limit of this gateway, {quota.name})"
     if quota.kind is Kind.RATE:
         needed = quota.counted(take.amount, parts)
         if allowance.wait_us is None:
             words += f"; this request needs about {needed:,}, and no more than {quota.burst // parts:,} pass at once"
+        elif quota.unit is Unit.REQUESTS and quota.burst != quota.limit:
+            words += f"; no more than {quota.burst // parts:,} pass at once"
         elif quota.unit is Unit.TOKENS:
             words += f"; this request needs about {needed:,}, {quota.left(allowance.remaining, parts):,} are left"
     if quota.is_budget:
@@ -83,6 +85,12 @@ def refusal_of(
     if quota.is_budget:
         return Refused(quota, BudgetSpent(words, lines=lines))
     return Refused(quota, LimitReached(words, lines=lines, retry_after_s=retry_after_s))
+
+
+def money(nanos: int) -> str:
+    """Write a cost with two decimals, or as many as it has."""
+    whole, part = divmod(nanos, NANO)
+    return f"{whole:,}.{f'{part:09}'.rstrip('0'):0<2}"
 
 
 def duration(us: int) -> str:

@@ -1,8 +1,10 @@
 """What limits say to a client: headers, durations, refusals in words."""
 
+from dataclasses import replace
+
 import pytest
 
-from gateway.allowed import duration, lines_of, refusal_of, span
+from gateway.allowed import duration, lines_of, money, refusal_of, span
 from gateway.errors import BudgetSpent, LimitReached, render
 from policies.bucket import DAY_US, amount_us, burst_us
 from policies.ledger import Allowance, Kind
@@ -13,6 +15,7 @@ REQUESTS = Quota("requests_per_minute", Kind.RATE, Unit.REQUESTS, 60, 60)
 TOKENS = Quota("tokens_per_minute", Kind.RATE, Unit.TOKENS, 6000, 6000)
 OF_MODEL = Quota("tokens_per_minute", Kind.RATE, Unit.TOKENS, 600, 600, "m")
 COST = Quota("cost_per_day", Kind.DAY, Unit.COST, 2_500_000_000)
+ONE = Amounts(1, 0, 0)
 SLOTS = Quota("parallel", Kind.PARALLEL, Unit.SLOTS, 5)
 
 
@@ -75,6 +78,22 @@ def test_what_is_larger_than_a_limit_is_told_so_for_good() -> None:
     assert refused is not None
     assert "needs about 9,000, and no more than 6,000 pass at once" in refused.error.message
     assert dict(render(refused.error)[1])["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("nanos", "told"),
+    [(1, "0.000000001"), (1_500_000, "0.0015"), (20_000_000, "0.02"), (1 << 50, "1,125,899.906842624")],
+)
+def test_no_cost_is_told_as_another(nanos: int, told: str) -> None:
+    assert money(nanos) == told
+
+
+def test_of_a_rate_of_requests_its_own_burst_is_told() -> None:
+    quota = replace(REQUESTS, burst=5)
+    refused = refusal_of("acme", [quota], takes([quota], ONE, ONE), [Allowance(0, 9, 500_000)])
+    assert refused is not None
+    assert "may have 60 requests a minute" in refused.error.message
+    assert refused.error.message.endswith("; no more than 5 pass at once")
 
 
 def test_money_is_told_as_money() -> None:
