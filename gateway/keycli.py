@@ -144,9 +144,7 @@ async def _list(config: Config, file: Path) -> None:
                 rows += [[*row(entry, now), place.title] for entry in keys.entries([tenant])]
                 if not tenant.keys and not tenant.key_sha256:
                     rows.append([tenant.name, "-", "-", "-", "no key", place.title])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for cells in rows:
-        out.print("  ".join(map(str.ljust, cells, widths)).rstrip(), markup=False)
+    print_table(rows)
 
 
 async def _revoke(config: Config, file: Path, key: str, old: bool) -> None:
@@ -166,6 +164,13 @@ async def _revoke(config: Config, file: Path, key: str, old: bool) -> None:
 
         await place.change(change)
     err.print(f"revoked {what}: gateways refuse it within two seconds", markup=False)
+
+
+def print_table(rows: list[list[str]]) -> None:
+    """Print rows, the first of which names the columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for cells in rows:
+        out.print("  ".join(map(str.ljust, cells, widths)).rstrip(), markup=False)
 
 
 def row(entry: Entry, now: datetime) -> list[str]:
