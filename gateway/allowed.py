@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.errors import BudgetSpent, GatewayError, LimitReached
-from policies.bucket import DAY_US, SECOND_US, whole_ms
+from policies.bucket import HOUR_US, MINUTE_US, SECOND_US, whole_ms
 from policies.ledger import Allowance, Kind, Take
 from policies.quotas import Quota, Unit
 from policies.tariff import NANO
@@ -79,6 +79,8 @@ def refusal_of(
         elif quota.unit is Unit.TOKENS:
             words += f"; this request needs about {needed:,}, {quota.left(allowance.remaining, parts):,} are left"
     if quota.is_budget:
+        write = money if quota.unit is Unit.COST else "{:,}".format
+        words += f"; this request may need {write(take.amount)}, {write(allowance.remaining)} are left"
         words += f"; it begins anew in {span(allowance.reset_us)}"
     lines = lines_of(quotas, allowances, parts)
     retry_after_s = None if wait_us == float("inf") else wait_us / SECOND_US
@@ -108,6 +110,9 @@ def duration(us: int) -> str:
 
 def span(us: int) -> str:
     """Write a long time for people."""
-    days, rest = divmod(us, DAY_US)
-    hours = -(-rest // (3600 * SECOND_US))
-    return f"{days} days and {hours} hours" if days else f"{hours} hours"
+    minutes = -(-us // MINUTE_US)
+    if us < HOUR_US:
+        return f"{minutes} minute{'s' * (minutes != 1)}"
+    days, hours = divmod(-(-us // HOUR_US), 24)
+    parts = [f"{count} {name}{'s' * (count != 1)}" for count, name in ((days, "day"), (hours, "hour")) if count]
+    return " and ".join(parts)

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.allowed import duration, lines_of, money, refusal_of, span
 from gateway.errors import BudgetSpent, LimitReached, render
-from policies.bucket import DAY_US, amount_us, burst_us
+from policies.bucket import DAY_US, HOUR_US, amount_us, burst_us
 from policies.ledger import Allowance, Kind
 from policies.quotas import Quota, Unit, takes
 from policies.tariff import NOTHING, Amounts
@@ -36,9 +36,12 @@ def test_durations_are_written_as_go_does(us: int, told: str) -> None:
     assert duration(us) == told
 
 
-def test_long_times_are_told_in_days_and_hours() -> None:
-    assert span(DAY_US * 2 + 1) == "2 days and 1 hours"
-    assert span(DAY_US - 1) == "24 hours"
+def test_long_times_are_told_as_people_do() -> None:
+    assert span(DAY_US * 2 + 1) == "2 days and 1 hour"
+    assert span(DAY_US - 1) == "1 day"
+    assert span(HOUR_US * 3 - 1) == "3 hours"
+    assert span(HOUR_US - 1) == "60 minutes"
+    assert span(11_000_000) == "1 minute"
 
 
 def test_the_limit_that_leaves_the_least_is_told() -> None:
@@ -102,4 +105,4 @@ def test_money_is_told_as_money() -> None:
     assert refused is not None
     assert isinstance(refused.error, BudgetSpent)
     assert "a cost of 2.50 a day" in refused.error.message
-    assert "it begins anew in 12 hours" in refused.error.message
+    assert "; this request may need 0.00000001, 0.00 are left; it begins anew in 12 hours" in refused.error.message
