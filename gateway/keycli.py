@@ -36,7 +36,10 @@ def new(
     tenant: Annotated[str, typer.Argument(help="Whose key it is.")],
     name: Annotated[str | None, typer.Option(help="For people: what uses it.")] = None,
     expires: Annotated[str | None, typer.Option(help="12h, 90d, 4w, or a time (RFC 3339); never by default.")] = None,
-    rotate: Annotated[str | None, typer.Option(help="Give this key another secret; its old one stays good.")] = None,
+    rotate: Annotated[
+        str | None,
+        typer.Option(help="Give this key another secret; its old one stays good. --expires is then for both."),
+    ] = None,
     create: Annotated[bool, typer.Option("--create", help="Make the tenant if need be, without limits.")] = False,
 ) -> None:
     """Make a key, and write its secret: this once, for only its SHA-256 is kept."""
