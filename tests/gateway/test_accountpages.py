@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from gateway.accountpages import AccountPages, BadQuestion, LimitState, Question, as_csv, safe_cell
+from gateway.accountpages import LOOKS_AT_ONCE, AccountPages, BadQuestion, LimitState, Question, as_csv, safe_cell
 from gateway.accounts import Keeper
 from gateway.metrics import Metrics
 from gateway.tenancy import AnonymousConfig, TenantConfig
@@ -62,7 +62,10 @@ def keeper(store: Memory | None = None) -> Keeper:
 
 def client(keeper: Keeper) -> "TestClient[web.Request, web.Application]":
     tenants = Tenants(configs(), AnonymousConfig())
-    pages = AccountPages(keeper, tenants, configs, look, Counter(a=3).__getitem__, lambda: NOON)
+    return serving(AccountPages(keeper, tenants, configs, look, Counter(a=3).__getitem__, lambda: NOON))
+
+
+def serving(pages: AccountPages) -> "TestClient[web.Request, web.Application]":
     app = web.Application()
     app.router.add_routes(pages.routes())
     return TestClient(TestServer(app))
@@ -240,6 +243,25 @@ async def test_tenants_are_told_where_usage_cannot_be_read() -> None:
     assert found["usage_trouble"] == "usage cannot be read: redis is away"
     assert [(tenant["today"], tenant["month"]) for tenant in found["tenants"]] == [(None, None)] * 3
     assert found["tenants"][0]["limits"]
+
+
+async def test_a_thousand_tenants_are_not_looked_at_all_at_once() -> None:
+    looking = most = 0
+
+    async def slow(tenant: Tenant) -> Sequence[LimitState]:
+        nonlocal looking, most
+        looking += 1
+        most = max(most, looking)
+        await asyncio.sleep(0)
+        looking -= 1
+        return [LimitState("parallel", int(tenant.name[1:]), 1, 0.0)]
+
+    many = [TenantConfig(name=f"t{at}") for at in range(1000)]
+    pages = AccountPages(keeper(), Tenants(many), lambda: many, slow, Counter[str]().__getitem__, lambda: NOON)
+    async with serving(pages) as asked:
+        listed = (await (await asked.get("/admin/tenants")).json())["tenants"]
+    assert [each["limits"][0]["limit"] for each in listed] == list(range(1000))
+    assert most == LOOKS_AT_ONCE
 
 
 # The whole.
