@@ -6,6 +6,7 @@ to put in or take out, and where.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -70,10 +71,14 @@ def run(command: Awaitable[None]) -> None:
     async def done() -> None:
         await command
 
+    quiet = logging.NullHandler()  # else Python prints what the line to Redis logs, beside the one line
+    logging.getLogger().addHandler(quiet)
     try:
         asyncio.run(done())
     except KeyProblem as problem:
         give_up(str(problem))
+    finally:
+        logging.getLogger().removeHandler(quiet)
 
 
 class Inline:
