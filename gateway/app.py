@@ -62,7 +62,6 @@ from gateway.upstream import Upstream
 from gateway.usagefiles import UsageInFiles
 from gateway.usageredis import UsageInRedis
 from gateway.usagestore import Memory, Store, StoreError
-from policies.bucket import SECOND_US
 from policies.catalog import POLICIES
 from policies.index import PrefixIndex
 from policies.learned import OutputHabits
@@ -145,7 +144,12 @@ class Gateway:
             config.accounting.days,
         )
         self._account_pages = AccountPages(
-            self._keeper, tenants, self._tenant_watch.configs, self._look_at, lambda tenant: None, time.time
+            self._keeper,
+            tenants,
+            self._tenant_watch.configs,
+            self._look_at,
+            lambda tenant: self.proxy.in_flight[tenant],
+            time.time,
         )
         self.readers = Readers(config.models, Questions(self.fleet, self._session, self._clock))
         self.proxy = Proxy(
@@ -319,17 +323,10 @@ class Gateway:
         for answer in list(member.in_flight):
             answer.give_up_if_silent(SILENT_S)
 
-    async def _look_at(self, tenant: Tenant) -> list[LimitState]:
-        """Say how the limits of a tenant stand."""
-        return [
-            LimitState(
-                f"{quota.name}:{quota.model}" if quota.model else quota.name,
-                quota.told(quota.limit),
-                quota.told(quota.left(allowance.remaining)),
-                allowance.reset_us / SECOND_US,
-            )
-            for quota, allowance in await self.limiter.look(tenant)
-        ]
+    async def _look_at(self, tenant: Tenant) -> list[LimitState] | None:
+        """Say how the limits of a tenant stand; None where nobody knows."""
+        looked = await self.limiter.look(tenant)
+        return None if looked is None else [LimitState.of(quota, allowance) for quota, allowance in looked]
 
     def _cache_secret(self, tenant: Tenant) -> bytes | None:
         """Give the secret by which the caches of a tenant are kept apart; None: they need not be."""

@@ -19,6 +19,7 @@ and the engine's connection is closed in the same tick.
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from aiohttp.web import StreamResponse
@@ -112,6 +113,8 @@ class Proxy:
         self._clock = asyncio.get_running_loop().time
         self.active = 0
         """Requests that are being served."""
+        self.in_flight: Counter[str] = Counter()
+        """The same, of each tenant that has any."""
         self._became_idle = asyncio.Event()
 
     async def idle(self) -> None:
@@ -164,6 +167,7 @@ class Proxy:
         trace.route = route.path if route is not None else STORED_ROUTE.path if stored else MODELS_PATH
         tenant = self._tenants.identify(bearer_key(request.headers), time.time())
         trace.tenant = tenant.name
+        self.in_flight[tenant.name] += 1
         if is_models:
             check_method(request.method, ("GET", "HEAD"))
             trace.outcome = Outcome.OK
@@ -369,6 +373,10 @@ class Proxy:
         trace.on_end = lambda: grant.settle(self._demand.came_to(tenant, trace, guess))
 
     def _settle(self, trace: Trace, client: ClientAnswer) -> None:
+        if trace.tenant in self.in_flight:  # not of who was not let in
+            self.in_flight[trace.tenant] -= 1
+            if not self.in_flight[trace.tenant]:
+                del self.in_flight[trace.tenant]
         trace.status = client.status
         if trace.outcome is Outcome.DISCONNECTED and client.status:
             trace.outcome = outcome_of(client.status)

@@ -75,7 +75,7 @@ LEVELS = (
     # 4: builds everything
     ("app",),
     # 5: the command
-    ("cli + __main__ + keycli + usagecli + terminal",),
+    ("cli + __main__ + keycli + tenantcli + usagecli + terminal",),
 )
 
 MAY_KNOW = {
@@ -106,7 +106,7 @@ ONLY_IN = {
     "httptools": {"gateway.connection"},
     "zmq": {"gateway.kvstream"},
     "msgspec": {"gateway.engines.kvevents"},
-    "typer": {"gateway.cli", "gateway.keycli", "gateway.usagecli"},
+    "typer": {"gateway.cli", "gateway.keycli", "gateway.tenantcli", "gateway.usagecli"},
     "uvloop": {"gateway.cli"},
     "policies.books": {"gateway.lease"},
     "policies.catalog": {"gateway.config", "gateway.app"},
