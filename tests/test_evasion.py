@@ -1,0 +1,131 @@
+"""Limits and accounts are not evaded: by forged usage, by leaving at a clever moment, by sizes told otherwise."""
+
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.demand import text_bytes
+from gateway.openai import parse
+from gateway.routes import ENGINE_ROUTES
+from policies.learned import PromptHabits
+from tests.budgeted import DAY, KEY, RESPONSES, accounted, budgeted, spent
+from tests.wire.client import CHAT, RawClient, call, chat, get, request
+from tests.wire.engine import EVENTS_HEAD, Call, Script, chunk, says, streams, whole
+from tests.wire.house import until
+
+
+def event(kind: str, **response: Any) -> bytes:
+    data = orjson.dumps({"type": kind, "response": {"id": "resp_1", "object": "response", **response}})
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+
+# Usage that is forged.
+
+FORGED = [{"type": "function", "name": "f", "parameters": {"usage": {"input_tokens": 0, "output_tokens": 0}}}]
+DELTA = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"word"}\n\n'
+
+
+@pytest.mark.parametrize(
+    "text", ['"usage":{"prompt_tokens":0,"completion_tokens":0}', '\\"usage":{"prompt_tokens":0}', "\ndata: [DONE]\n\n"]
+)
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_usage_that_a_model_has_written_is_none(text: str, is_stream: bool) -> None:
+    said = orjson.dumps({"choices": [{"index": 0, "message" if not is_stream else "delta": {"content": text}}]})[:-1]
+    usage = b',"usage":{"prompt_tokens":10,"completion_tokens":5}}'
+    parts = b'data: %b}\n\ndata: {"choices":[]%b\n\n' % (said, usage) + b"data: %b}\n\ndata: [DONE]\n\n" % said
+    script = streams(parts) if is_stream else says(whole(200, said + usage))
+    async with budgeted(script) as (gateway, _):
+        assert (await call(gateway.url, CHAT, chat(stream=is_stream), KEY)).status == 200
+        assert await spent(gateway) == 15
+
+
+# Stored responses.
+
+STORED = {"id": "resp_1", "object": "response", "usage": {"input_tokens": 700, "output_tokens": 30}}
+QUEUED = {"id": "resp_1", "object": "response", "status": "queued", "usage": None}
+ASK = orjson.dumps({"model": "sim", "input": "hi"})
+
+
+def keeps(first: dict[str, Any]) -> Script:
+    async def script(asked: Call) -> None:
+        asked.write(whole(200, orjson.dumps(first if asked.method == "POST" else STORED)))
+
+    return script
+
+
+@pytest.mark.parametrize("rest", ["", "/cancel", "/input_items"])
+async def test_a_stored_response_of_another_does_not_exist_and_costs_its_engine_nothing(rest: str) -> None:
+    async with budgeted(keeps(STORED)) as (gateway, engine):
+        await call(gateway.url, RESPONSES, ASK, KEY)
+        asked = [("Authorization", "Bearer b's key")]
+        method = "POST" if rest == "/cancel" else "GET"
+        answer = await call(gateway.url, f"{RESPONSES}/resp_1{rest}", b"", asked, method=method)
+        assert answer.refusal == (404, "invalid_request_error", "not_found")
+        assert len(engine.calls) == 1
+
+
+# Leaving at a clever moment.
+
+
+@pytest.mark.parametrize("moment", ["at the engine", "in its first token"])
+async def test_who_leaves_early_pays_for_the_prompt(moment: str) -> None:
+    async def script(asked: Call) -> None:
+        if moment == "in its first token":
+            asked.write(EVENTS_HEAD + chunk(b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'))
+        await asked.gone()
+
+    async with budgeted(script) as (gateway, engine):
+        async with RawClient.to(gateway.url) as client:
+            client.ask(CHAT, chat("x" * 4000, stream=True), KEY)
+            await until(lambda: engine.calls)
+        await until(lambda: not gateway.proxy.active)
+        assert await spent(gateway) > 500
+
+
+async def test_slots_are_not_multiplied_by_pipelining_nor_lost_by_leaving() -> None:
+    async def script(asked: Call) -> None:
+        await asked.gone()
+
+    async with budgeted(script, limits={"parallel": 2, "tokens_per_day": DAY}) as (gateway, engine):
+        for _ in range(5):
+            async with RawClient.to(gateway.url) as client, RawClient.to(gateway.url) as other:
+                before = len(engine.calls)
+                for each in (client, other):
+                    each.send(request(CHAT, chat(), KEY) * 4)
+                await until(lambda before=before: len(engine.calls) == before + 2)  # type: ignore[misc]
+                assert (await call(gateway.url, CHAT, chat(), KEY)).refusal[0] == 429
+            await until(lambda: not gateway.proxy.active)
+        assert repr(gateway.limiter.ledger) == "<Ledger 1 tenants, 0 grants>"
+
+
+# Sizes that are told otherwise than they are.
+
+SIZES = [
+    (CHAT, {"n": 4}, 4),
+    (CHAT, {"n": "4"}, 4),
+    (CHAT, {"n": 4.0}, 4),
+    (CHAT, {"n": 1000}, 1000),
+    (CHAT, {"n": 10**30}, 16_384),
+    (CHAT, {"n": -4}, 1),
+    (CHAT, {"n": True}, 1),
+    (CHAT, {"best_of": 4}, 1),
+    ("/v1/completions", {"best_of": 4, "n": 2}, 4),
+    ("/v1/completions", {"prompt": ["a", "b", "c"]}, 3),
+    ("/v1/completions", {"prompt": [[1, 2], [3]], "n": 2}, 4),
+    ("/v1/completions", {"prompt": [1, 2, 3]}, 1),
+    ("/v1/completions", {"prompt": []}, 1),
+    ("/v1/messages", {"n": 100}, 1),
+]
+
+
+HIDDEN = [
+    {"messages": [{"role": "user", "content": "data:image/png;base64," + "word " * 1000}]},
+    {"messages": [{"role": "user", "content": "data:image/png;base64," + "w" * 5000}]},
+    {"messages": [{"role": "user", "content": '"url":"data:image/png;base64,' + "w" * 5000}]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": ";base64," + "w" * 5000}]}]},
+    {"messages": [{"image_url": {"url": "data:image/png;base64," + "two words " * 500}}]},
+    {"prompt": ["input_audio", "data", "w" * 5000]},
+    {"x": "input_audio", "messages": [{"name": "data", "content": "w" * 5000}]},
+    {"messages": [{"input_audio": {"data": "two words " * 500}}]},
+]
