@@ -5,7 +5,7 @@ The edits, each only where it is needed:
 
     model                           where the client called it by an alias
     stream_options.include_usage    asked of engines for streams whose client did not ask: tokens must be counted
-    priority, data_parallel_rank …  cut out: they steer an engine's scheduler, and mean opposite things to two engines
+    priority, kv_transfer_params …  cut out: they steer an engine past the gateway, or mean opposite things to two
     service_tier                    cut out for engines that refuse fields they do not know
     cache_salt                      put in, or in place of the client's own, where its tenant's caches are kept apart
 """
@@ -20,7 +20,19 @@ from gateway.forms import FormField, read_field
 from gateway.routes import Route, Shape
 from gateway.splice import Buffer, TooManyMembers, append, edit
 
-STEERING_FIELDS = frozenset(("priority", "data_parallel_rank", "routed_dp_rank"))
+_SCHEDULERS = ("priority", "data_parallel_rank", "routed_dp_rank", "disagg_prefill_dp_rank", "id_slot")
+_CACHES = (  # of other engines, at a host that the client names; blocks and sessions of other tenants
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "disaggregated_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "session_params",
+)
+_ADAPTERS = ("lora_path", "lora_request", "lora")  # a tenant may use models by their names, and these go round them
+_NAMES_OF_REQUESTS = ("rid",)  # SGLang's: who leaves ends all that go by it
+STEERING_FIELDS = frozenset((*_SCHEDULERS, *_CACHES, *_ADAPTERS, *_NAMES_OF_REQUESTS))
 UNKNOWN_TO_SOME = frozenset(("service_tier",))
 MAX_MODEL_CHARS = 256
 MAX_CHOICES = 128  # OpenAI's limit; who asks for more is not believed

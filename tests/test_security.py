@@ -111,6 +111,15 @@ STEERING = {
 }
 
 
+@pytest.mark.parametrize("name", STEERING)
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/embeddings", RESPONSES, "/v1/messages"])
+async def test_no_member_reaches_past_the_gateway(name: str, path: str) -> None:
+    """To the blocks of others in a cache, to another host, another adapter, another's request or session."""
+    call_ = parse(ENGINE_ROUTES[path], "application/json", chat(**{name: STEERING[name], "stays": 1}))
+    sent = b"".join(call_.body_for_engine(chat(**{name: STEERING[name], "stays": 1}), takes_unknown_fields=True))
+    assert orjson.loads(sent) == orjson.loads(chat(stays=1))
+
+
 async def test_the_same_id_twice_is_charged_twice() -> None:
     async with budgeted(says(PLAIN)) as (gateway, engine):
         mine = [*KEY, ("X-Request-Id", "mine")]
