@@ -120,6 +120,16 @@ async def test_no_member_reaches_past_the_gateway(name: str, path: str) -> None:
     assert orjson.loads(sent) == orjson.loads(chat(stays=1))
 
 
+async def test_nobody_can_guess_the_id_that_another_request_will_have() -> None:
+    """Engines refuse an id that runs already, or end both: who knew the next one could take it first."""
+    async with budgeted(says(PLAIN)) as (gateway, _):
+        ids = [(await call(gateway.url, CHAT, chat(), KEY)).head["x-request-id"] for _ in range(4)]
+        words = [id.removeprefix("req_") for id in ids]
+        assert len({word[:4] for word in words}) > 1
+        assert all(len(word) >= 16 for word in words)
+        assert len({int(b, 16) - int(a, 16) for a, b in pairwise(words)}) == 3
+
+
 async def test_the_same_id_twice_is_charged_twice() -> None:
     async with budgeted(says(PLAIN)) as (gateway, engine):
         mine = [*KEY, ("X-Request-Id", "mine")]
