@@ -49,6 +49,22 @@ async def test_ten_thousand_guesses_leave_nothing_behind() -> None:
         assert engine.calls == []
 
 
+@pytest.mark.parametrize("headers", [[("X-Api-Key", "")], [("Api-Key", "")], [("X-Api-Key", ""), ("Api-Key", "x")]])
+async def test_an_empty_key_is_not_no_key(headers: list[tuple[str, str]]) -> None:
+    async with (
+        ScriptedEngine(says(PLAIN)) as engine,
+        serving(engine.url, tenants=[tenant("a")], anonymous={}) as gateway,
+    ):
+        assert (await call(gateway.url, CHAT, chat(), headers)).status == 401
+        assert (await call(gateway.url, CHAT, chat())).status == 200
+
+
+async def test_two_different_keys_of_a_kind_are_nobodys() -> None:
+    async with budgeted(says(PLAIN)) as (gateway, _):
+        two = [("X-Api-Key", "a's key"), ("X-Api-Key", "b's key")]
+        assert (await call(gateway.url, CHAT, chat(), two)).status == 401
+
+
 # The admin listener.
 
 
