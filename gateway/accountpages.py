@@ -31,7 +31,7 @@ from policies.statement import By, Row, Usage, rows
 PARAMETERS = ("from", "to", "tenant", "model", "by", "format")
 FORMATS = ("json", "csv")
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # some take wide ones too
 """What a cell begins with that spreadsheets compute."""
 
 
@@ -249,7 +249,7 @@ def as_csv(found: Sequence[Row]) -> str:
 
 def safe_cell(text: str) -> str:
     """Keep a spreadsheet from taking text for a formula."""
-    return f"'{text}" if text.startswith(FORMULA) else text
+    return f"'{text}" if text.startswith(FORMULA) or text.lstrip().startswith(FORMULA) else text
 
 
 def day_of(name: str, words: str) -> date:

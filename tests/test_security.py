@@ -157,6 +157,12 @@ async def test_the_same_id_twice_is_charged_twice() -> None:
 # Names.
 
 
+@pytest.mark.parametrize("name", ["other", "unknown", "anonymous", "a\n", "a b", "{a}", "a}", "ä", "а", "", "a" * 101])
+def test_no_tenant_can_be_called_what_means_somebody_else(name: str) -> None:
+    with pytest.raises(ValueError, match="name"):
+        TenantConfig.model_validate({"name": name})
+
+
 async def test_tenants_that_are_named_alike_share_nothing() -> None:
     names = ("a", "a:b", "a:state", "A", "a/b", "a.b")
     tenants = [tenant(name, limits={"requests_per_minute": 1}) for name in names]
@@ -174,3 +180,8 @@ async def test_a_limit_of_a_model_holds_by_whatever_name_it_is_called() -> None:
     async with ScriptedEngine(says(PLAIN)) as engine, serving(engine.url, tenants=[a], models=models) as gateway:
         answers = [await call(gateway.url, CHAT, chat(model=name), KEY) for name in ("nick", "name", "sim", "SIM")]
         assert [answer.status for answer in answers] == [200, 429, 429, 404]
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1", " =1", "＝1", "＠x"])
+def test_a_spreadsheet_computes_no_name(text: str) -> None:
+    assert safe_cell(text) == "'" + text
