@@ -10,7 +10,7 @@ import orjson
 
 from gateway.routes import Shape
 from gateway.tokens import BYTES_PER_TOKEN
-from gateway.usage import Usage, read_usage
+from gateway.usage import Usage, read_usage, usage_of
 
 TAIL_BYTES = 16384  # of a long body, enough to hold usage at its end
 MAX_TEXTS = 1000  # of one answer; nobody asks for more choices
@@ -46,8 +46,11 @@ class PlainReader:
     def usage(self) -> Usage | None:
         """What the engine says it used.
 
-        Anthropic's shape must have numbers: where both are 0 nothing was told, since no message has no prompt.
+        Anthropic's shape must have numbers: where both are 0 nothing was told, since no message has no prompt. A
+        response repeats what its client has sent, its tools as JSON: there usage is what stands in its own place.
         """
+        if self._shape is Shape.RESPONSES and self._is_json and self._passed_bytes == self._kept_bytes:
+            return stated_usage(self._end)
         usage = read_usage(self._end)
         if self._shape is Shape.MESSAGES and usage is not None and not (usage.prompt_tokens or usage.output_tokens):
             return None
@@ -66,6 +69,15 @@ class PlainReader:
         texts = self.texts
         size = self._passed_bytes if texts is None else sum(len(text.encode("utf-8", "replace")) for text in texts)
         return -(-size // BYTES_PER_TOKEN)
+
+
+def stated_usage(body: bytes) -> Usage | None:
+    """Read the usage of a JSON object; None where there is none."""
+    try:
+        payload = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return usage_of(_object(payload, "usage")) if isinstance(payload, dict) else None
 
 
 def texts_in(shape: Shape, body: bytes) -> list[str]:

@@ -17,7 +17,7 @@ import orjson
 
 from gateway.deltas import Deltas
 from gateway.routes import Shape
-from gateway.usage import Usage, read_usage
+from gateway.usage import Usage, read_usage, usage_of
 
 MAX_EVENT_BYTES = 1 << 20
 MAX_MARKED_EVENTS = 1000  # looked at in one read, for the same reason
@@ -56,6 +56,7 @@ class EventReader:
         "deltas",
         "failure",
         "failure_event",
+        "_stated_usage",
         "has_content",
         "has_payload",
         "is_done",
@@ -78,6 +79,7 @@ class EventReader:
         self.has_content = False
         """Whether content, reasoning or a tool call was seen: the first token."""
         self.has_payload = False
+        self._stated_usage: Usage | None = None
         """Whether an event with data was seen, beside comments."""
         self.is_done = False
         self.is_over = False
@@ -103,12 +105,15 @@ class EventReader:
         """What the engine counted; the last word of it, and for Anthropic's shape the first and the last.
 
         That shape must have numbers in its first event, before anything is made: there they say nothing of the output,
-        and a prompt of 0 is one that the engine does not tell.
+        and a prompt of 0 is one that the engine does not tell. Events of responses repeat what the client has sent, its
+        tools as JSON: there usage is what stands in its own place, and nothing else.
         """
         if self._shape is not Shape.MESSAGES:
             return read_usage(self._last_usage)
         first = read_usage(self._first_usage, is_first=True)
         end = self._last_usage.find(b"message_delta")
+        if self._shape is Shape.RESPONSES:
+            return self._stated_usage
         last = read_usage(self._last_usage[end:]) if end >= 0 else None
         if first is None:
             return last
@@ -237,8 +242,11 @@ class EventReader:
         if isinstance(kind, str) and kind in _TERMINAL_TYPES:
             self.is_done = self.is_over = True
         response = payload.get("response")
-        if self.response_id is None and isinstance(response, dict) and isinstance(response.get("id"), str):
-            self.response_id = response["id"]
+        if isinstance(response, dict):
+            if self.response_id is None and isinstance(response.get("id"), str):
+                self.response_id = response["id"]
+            if isinstance(response.get("usage"), dict):
+                self._stated_usage = usage_of(response["usage"])
         self.has_content = self.has_content or _carries_content(self._shape, payload)
 
 

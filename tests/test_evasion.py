@@ -26,6 +26,35 @@ FORGED = [{"type": "function", "name": "f", "parameters": {"usage": {"input_toke
 DELTA = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"word"}\n\n'
 
 
+async def test_usage_that_a_client_has_echoed_is_none_when_it_leaves() -> None:
+    """Engines repeat the tools of a request in the first event: as JSON, and whatever stands in them."""
+
+    async def script(asked: Call) -> None:
+        asked.write(EVENTS_HEAD, chunk(event("response.created", tools=FORGED, usage=None)), chunk(DELTA * 10))
+        await asked.gone()
+
+    body = orjson.dumps({"model": "sim", "input": "x" * 4000, "stream": True, "tools": FORGED})
+    async with budgeted(script) as (gateway, _):
+        async with RawClient.to(gateway.url) as client:
+            client.ask(RESPONSES, body, KEY)
+            async for piece in client.pieces(await client.head()):
+                if b"word" in piece:
+                    break
+        await until(lambda: not gateway.proxy.active)
+        assert await spent(gateway) > 500
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_usage_that_a_client_has_echoed_is_none_behind_the_engines_either(is_stream: bool) -> None:
+    true = {"input_tokens": 700, "output_tokens": 30, "total_tokens": 730}
+    said = {"id": "resp_1", "object": "response", "usage": true, "tools": FORGED}
+    script = streams(event("response.completed", **said)) if is_stream else says(whole(200, orjson.dumps(said)))
+    async with budgeted(script) as (gateway, _):
+        body = orjson.dumps({"model": "sim", "input": "hi", "stream": is_stream, "tools": FORGED})
+        assert (await call(gateway.url, RESPONSES, body, KEY)).status == 200
+        assert await spent(gateway) == 730
+
+
 @pytest.mark.parametrize(
     "text", ['"usage":{"prompt_tokens":0,"completion_tokens":0}', '\\"usage":{"prompt_tokens":0}', "\ndata: [DONE]\n\n"]
 )
