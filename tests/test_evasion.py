@@ -69,6 +69,17 @@ async def test_usage_that_a_model_has_written_is_none(text: str, is_stream: bool
         assert await spent(gateway) == 15
 
 
+@pytest.mark.parametrize("size", [1000, 2_000_000, 4_000_000])
+async def test_an_answer_is_no_failure_because_its_last_event_is_long(size: int) -> None:
+    """Engines repeat what a client has sent along, and what an engine fails at costs nothing."""
+    said = {"metadata": {"x": "y" * size}, "tools": FORGED, "usage": {"input_tokens": 700, "output_tokens": 30}}
+    body = event("response.created", tools=[]) + DELTA + event("response.completed", **said)
+    async with budgeted(streams(body)) as (gateway, _):
+        asked = orjson.dumps({"model": "sim", "input": "hi", "stream": True})
+        assert (await call(gateway.url, RESPONSES, asked, KEY)).body == body
+        assert await spent(gateway) == 730
+
+
 # Stored responses.
 
 STORED = {"id": "resp_1", "object": "response", "usage": {"input_tokens": 700, "output_tokens": 30}}
