@@ -94,6 +94,25 @@ def keeps(first: dict[str, Any]) -> Script:
     return script
 
 
+async def test_to_read_a_stored_response_again_is_no_use_of_tokens() -> None:
+    async with budgeted(keeps(STORED)) as (gateway, _):
+        await call(gateway.url, RESPONSES, ASK, KEY)
+        for _ in range(5):
+            assert (await get(gateway.url, RESPONSES + "/resp_1", KEY)).status == 200
+        assert await spent(gateway) == 730
+        assert (await accounted(gateway))["output_tokens"] == 30
+
+
+async def test_what_is_made_in_the_background_is_charged_when_it_is_fetched_and_once() -> None:
+    async with budgeted(keeps(QUEUED)) as (gateway, _):
+        await call(gateway.url, RESPONSES, ASK.replace(b"}", b',"background":true}'), KEY)
+        before = await spent(gateway)
+        for _ in range(5):
+            assert (await get(gateway.url, RESPONSES + "/resp_1", KEY)).status == 200
+        assert await spent(gateway) == before + 30
+        assert (await accounted(gateway))["output_tokens"] == 30
+
+
 @pytest.mark.parametrize("rest", ["", "/cancel", "/input_items"])
 async def test_a_stored_response_of_another_does_not_exist_and_costs_its_engine_nothing(rest: str) -> None:
     async with budgeted(keeps(STORED)) as (gateway, engine):
