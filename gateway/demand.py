@@ -6,7 +6,8 @@ were, within what it allows itself. Pictures and sound are no text, and are left
 What is charged in the end, by how the request ended:
 
     served                       what the engine says was used, else what is known without it
-    its client left              the same, of what came until then; before it was sent to an engine only the request
+    its client left              the same, of what came until then; before it was sent to an engine only the request.
+                                 So does who is told that the time has passed which it had set itself
     the client's mistake         the request
     an engine's, or no room      nothing
 """

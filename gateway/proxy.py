@@ -282,6 +282,7 @@ class Proxy:
             if answer.is_good:
                 return await self._relay(answer, lease, exchange, client, trace)
             failure = judge(answer, lease)
+            trace.has_left = failure.kind == "deadline" and exchange.sets_deadline
             lease.refused()
         finally:
             answer.close()
@@ -375,7 +376,7 @@ class Proxy:
 
     def _settle(self, trace: Trace, client: ClientAnswer) -> None:
         trace.status = client.status
-        if trace.outcome is Outcome.DISCONNECTED and client.status:
+        if trace.outcome is Outcome.DISCONNECTED and client.status and not trace.has_left:
             trace.outcome = outcome_of(client.status)
         if trace.on_end is not None:
             trace.on_end()

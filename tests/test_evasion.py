@@ -127,6 +127,19 @@ async def test_a_stored_response_of_another_does_not_exist_and_costs_its_engine_
 # Leaving at a clever moment.
 
 
+async def test_a_deadline_of_the_clients_own_is_no_failure_of_the_engine() -> None:
+    """Who names a second and lets the engine work for it has left, and pays for the prompt."""
+
+    async def script(asked: Call) -> None:
+        await asked.gone()
+
+    async with budgeted(script) as (gateway, _):
+        asked = [*KEY, ("X-Stainless-Read-Timeout", "0.05")]
+        assert (await call(gateway.url, CHAT, chat("x" * 4000), asked)).status == 504
+        assert await spent(gateway) > 500
+        assert (await accounted(gateway))["prompt_tokens"] > 500
+
+
 @pytest.mark.parametrize("moment", ["at the engine", "in its first token"])
 async def test_who_leaves_early_pays_for_the_prompt(moment: str) -> None:
     async def script(asked: Call) -> None:
