@@ -10,6 +10,7 @@ The edits, each only where it is needed:
     cache_salt                      put in, or in place of the client's own, where its tenant's caches are kept apart
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,17 @@ _NAMES_OF_REQUESTS = ("rid",)  # SGLang's: who leaves ends all that go by it
 STEERING_FIELDS = frozenset((*_SCHEDULERS, *_CACHES, *_ADAPTERS, *_NAMES_OF_REQUESTS))
 UNKNOWN_TO_SOME = frozenset(("service_tier",))
 MAX_MODEL_CHARS = 256
-MAX_CHOICES = 128  # OpenAI's limit; who asks for more is not believed
+MAX_CHOICES = 16_384  # vLLM's limit; who asks for more is not believed
+MAX_COUNT = 1 << 31  # no engine makes more, and no arithmetic here has to bear it
+_LIMITS_OUTPUT = {
+    Shape.CHAT: ("max_completion_tokens", "max_tokens"),
+    Shape.COMPLETION: ("max_tokens",),
+    Shape.RESPONSES: ("max_output_tokens",),
+    Shape.MESSAGES: ("max_tokens",),
+}
+"""Members by which the output is bounded; of others of the kind, engines take no notice."""
+DIGITS = re.compile(r"\s*\+?[0-9]{1,20}(\.0*)?\s*", re.ASCII)
+_MULTIPLIES = {Shape.CHAT: ("n",), Shape.COMPLETION: ("n", "best_of")}
 MAX_NESTED = 100_000  # objects and arrays of a body, some 30 ms to parse; those that stand in texts are counted as well
 
 
@@ -128,7 +139,7 @@ def parse(route: Route, content_type: str, body: bytes) -> Call:
         model=_checked_model(get("model")),
         is_stream=is_stream,
         document=document,
-        max_tokens=_max_tokens(document) if route.generates else 0,
+        max_tokens=_max_tokens(route, document) if route.generates else 0,
         choices=_choices(route, document) if route.generates else 1,
         hides_usage=hides_usage,
         previous_response_id=previous if isinstance(previous, str) else None,
@@ -147,18 +158,26 @@ def _checked_model(model: object) -> str:
     return model
 
 
-def _max_tokens(document: dict[str, Any]) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
-        value = document.get(name)
-        if type(value) is int and value >= 0:
-            return value
-    return None
+def _max_tokens(route: Route, document: dict[str, Any]) -> int | None:
+    """Give the most that is allowed; of two that are set, the larger: engines differ in which they take."""
+    found = [_count(document.get(name)) for name in _LIMITS_OUTPUT.get(route.shape, ())]
+    return max((value for value in found if value is not None), default=None)
 
 
 def _choices(route: Route, document: dict[str, Any]) -> int:
-    choices = 1
-    for name in ("n", "best_of") if route.shape is Shape.COMPLETION else ("n",):
-        value = document.get(name)
-        if type(value) is int and value > choices:
-            choices = value
-    return min(choices, MAX_CHOICES)
+    """Count the answers: of each prompt of a completion so many as are asked for."""
+    counts = (_count(document.get(name)) for name in _MULTIPLIES.get(route.shape, ()))
+    choices = min(max((value for value in counts if value), default=1), MAX_CHOICES)
+    prompts = document.get("prompt") if route.shape is Shape.COMPLETION else None
+    if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
+        choices *= len(prompts)
+    return choices
+
+
+def _count(value: object) -> int | None:
+    """Read a number as engines do, which take "5" and 5.0 for 5; None where it is no count."""
+    if isinstance(value, str) and DIGITS.fullmatch(value):
+        value = float(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return min(value, MAX_COUNT) if type(value) is int and value >= 0 else None

@@ -191,6 +191,40 @@ SIZES = [
 ]
 
 
+@pytest.mark.parametrize(("path", "fields", "choices"), SIZES)
+def test_as_many_answers_are_set_aside_for_as_an_engine_will_make(
+    path: str, fields: dict[str, object], choices: int
+) -> None:
+    body = (
+        b'{"model":"sim",%b}' % orjson.dumps({name: value for name, value in fields.items() if value != 10**30})[1:-1]
+    )
+    if 10**30 in fields.values():
+        body = b'{"model":"sim","n":1%b}' % (b"0" * 30)
+    assert parse(ENGINE_ROUTES[path], "application/json", body).choices == choices
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "most"),
+    [
+        (CHAT, {"max_completion_tokens": 1, "max_tokens": 9000}, 9000),
+        (CHAT, {"max_tokens": "9000"}, 9000),
+        (CHAT, {"max_tokens": 9000.0}, 9000),
+        (CHAT, {"max_output_tokens": 1}, None),
+        ("/v1/completions", {"max_completion_tokens": 1, "max_tokens": 9000}, 9000),
+        (RESPONSES, {"max_tokens": 1}, None),
+        ("/v1/messages", {"max_completion_tokens": 0, "max_tokens": 9000}, 9000),
+        (CHAT, {"max_tokens": -1}, None),
+        (CHAT, {"max_tokens": "-1"}, None),
+        (CHAT, {"max_tokens": "9" * 400}, None),
+        (CHAT, {"max_tokens": 1e308}, 1 << 31),
+    ],
+)
+def test_no_member_that_an_engine_does_not_read_bounds_the_output(
+    path: str, fields: dict[str, object], most: int | None
+) -> None:
+    assert parse(ENGINE_ROUTES[path], "application/json", chat(**fields)).max_tokens == most
+
+
 HIDDEN = [
     {"messages": [{"role": "user", "content": "data:image/png;base64," + "word " * 1000}]},
     {"messages": [{"role": "user", "content": "data:image/png;base64," + "w" * 5000}]},
