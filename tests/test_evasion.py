@@ -235,3 +235,31 @@ HIDDEN = [
     {"x": "input_audio", "messages": [{"name": "data", "content": "w" * 5000}]},
     {"messages": [{"input_audio": {"data": "two words " * 500}}]},
 ]
+
+
+@pytest.mark.parametrize("body", HIDDEN)
+def test_no_prompt_passes_for_a_picture(body: dict[str, object]) -> None:
+    assert text_bytes(orjson.dumps(body)) >= 5000
+
+
+def test_to_look_for_pictures_costs_no_more_than_the_length_of_a_body() -> None:
+    """By counts: how often the body is searched."""
+
+    class Counted(bytes):
+        searches = 0
+
+        def find(self, *args: Any) -> int:
+            Counted.searches += 1
+            return super().find(*args)
+
+    for body in (b'"' + b";base64," * 5000 + b'"', b'"input_audio"' * 5000, b'"input_audio"' * 5000 + b'"data":1' * 9):
+        Counted.searches = 0
+        text_bytes(Counted(body))
+        assert Counted.searches < 30
+
+
+def test_bytes_that_are_no_prompt_do_not_teach_that_prompts_weigh_nothing() -> None:
+    habits = PromptHabits()
+    for _ in range(100):
+        habits.learn("a", "m", 1_000_000, 1)
+    assert habits.expected_tokens("a", "m", 40_000) >= 4000
