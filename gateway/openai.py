@@ -45,6 +45,7 @@ _LIMITS_OUTPUT = {
     Shape.MESSAGES: ("max_tokens",),
 }
 """Members by which the output is bounded; of others of the kind, engines take no notice."""
+YES = frozenset(("true", "1", "on", "yes", "t", "y"))
 DIGITS = re.compile(r"\s*\+?[0-9]{1,20}(\.0*)?\s*", re.ASCII)
 _MULTIPLIES = {Shape.CHAT: ("n",), Shape.COMPLETION: ("n", "best_of")}
 MAX_NESTED = 100_000  # objects and arrays of a body, some 30 ms to parse; those that stand in texts are counted as well
@@ -125,14 +126,14 @@ def parse(route: Route, content_type: str, body: bytes) -> Call:
     if not isinstance(document, dict):
         raise InvalidBody("the body must be a JSON object")
     get = document.get
-    is_stream = get("stream") is True
+    is_stream = _is_true(get("stream"))
     options = get("stream_options")
     hides_usage = is_stream and route.has_usage_chunk
     stream_options = None
     if options is not None or "stream_options" in document:
         stream_options = options if isinstance(options, dict) else {}
         # Whatever else stands there is a mistake, and the engine says so.
-        is_asked = stream_options.get("include_usage") is True
+        is_asked = _is_true(stream_options.get("include_usage"))
         hides_usage = hides_usage and not is_asked and (options is None or isinstance(options, dict))
     previous = get("previous_response_id") if route.shape is Shape.RESPONSES else None
     return Call(
@@ -172,6 +173,13 @@ def _choices(route: Route, document: dict[str, Any]) -> int:
     if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
         choices *= len(prompts)
     return choices
+
+
+def _is_true(value: object) -> bool:
+    """Say whether engines, which read as pydantic does, take a value for true."""
+    if isinstance(value, str):
+        return value.lower() in YES
+    return isinstance(value, int | float) and value == 1
 
 
 def _count(value: object) -> int | None:

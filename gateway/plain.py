@@ -46,12 +46,14 @@ class PlainReader:
     def usage(self) -> Usage | None:
         """What the engine says it used.
 
-        Anthropic's shape must have numbers: where both are 0 nothing was told, since no message has no prompt. A
-        response repeats what its client has sent, its tools as JSON: there usage is what stands in its own place.
+        Anthropic's shape must have numbers: where both are 0 nothing was told, since no message has no prompt. There a
+        model's calls are JSON, and a response repeats its client's tools: usage is what stands in its own place.
         """
-        if self._shape is Shape.RESPONSES and self._is_json and self._passed_bytes == self._kept_bytes:
-            return stated_usage(self._end)
-        usage = read_usage(self._end)
+        is_here = self._is_json and self._passed_bytes == self._kept_bytes
+        if is_here and self._shape in (Shape.RESPONSES, Shape.MESSAGES):
+            usage = stated_usage(self._end)
+        else:
+            usage = read_usage(self._end)
         if self._shape is Shape.MESSAGES and usage is not None and not (usage.prompt_tokens or usage.output_tokens):
             return None
         return usage

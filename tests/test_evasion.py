@@ -263,3 +263,28 @@ def test_bytes_that_are_no_prompt_do_not_teach_that_prompts_weigh_nothing() -> N
     for _ in range(100):
         habits.learn("a", "m", 1_000_000, 1)
     assert habits.expected_tokens("a", "m", 40_000) >= 4000
+
+
+@pytest.mark.parametrize("value", [True, 1, 1.0, "true", "True", "1", "on", "yes", "t", "Y"])
+def test_a_stream_is_asked_for_its_usage_however_it_is_asked_for(value: object) -> None:
+    """TensorRT-LLM can stream token ids without text: where it tells no usage, there is nothing to count."""
+    body = chat(stream=value, detokenize=False)
+    asked = parse(ENGINE_ROUTES[CHAT], "application/json", body)
+    sent = orjson.loads(b"".join(asked.body_for_engine(body, takes_unknown_fields=True)))
+    assert sent["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize("value", [False, 0, 0.0, "false", "0", None, [], 2, "x"])
+def test_what_no_engine_takes_for_a_stream_is_none(value: object) -> None:
+    body = chat(stream=value)
+    asked = parse(ENGINE_ROUTES[CHAT], "application/json", body)
+    assert b"".join(asked.body_for_engine(body, takes_unknown_fields=True)) == body
+
+
+async def test_usage_that_a_model_has_written_into_a_call_is_none() -> None:
+    """Anthropic's shape has what a tool is called with as JSON."""
+    call_ = {"type": "tool_use", "id": "t", "name": "f", "input": {"usage": {"input_tokens": 0, "output_tokens": 1}}}
+    said = {"type": "message", "usage": {"input_tokens": 700, "output_tokens": 30}, "content": [call_]}
+    async with budgeted(says(whole(200, orjson.dumps(said)))) as (gateway, _):
+        assert (await call(gateway.url, "/v1/messages", chat(max_tokens=100), KEY)).status == 200
+        assert await spent(gateway) == 730
