@@ -32,7 +32,7 @@ from tests.wire.house import metric, serving, tenant
 # Wrong keys.
 
 
-async def test_ten_thousand_guesses_leave_nothing_behind() -> None:
+async def test_hundreds_of_guesses_leave_nothing_behind() -> None:
     """No wait, no lock, no list of who failed: a wrong key costs a hash, and is remembered nowhere."""
     async with budgeted(says(PLAIN)) as (gateway, engine):
         async with RawClient.to(gateway.url) as client:
