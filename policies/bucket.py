@@ -11,9 +11,10 @@ how long the rate needs to bring it.
 So within any time T no more than burst + T passes, wherever T begins: there are no windows, and no edges of them.
 Giving back is a negative amount. A `tat` that is past means a full bucket, never more than that.
 
-Tokens become microseconds by rounding up, microseconds tokens by rounding down: errors never admit more. A burst of n
-tokens is a microsecond longer for each of the first PIECES tokens, so that as many takes of one pass although each of
-them was rounded up: a millisecond at the most, which is no token more unless the rate is 60,000 a minute.
+Tokens become whole microseconds. From a millisecond on they are rounded down: who keeps exactly to a rate that does
+not divide a minute must not be refused in the end for the parts of microseconds, and no more than a thousandth is given
+away. Less than a millisecond is rounded up, or a token of a very high rate would cost nothing; there a burst is a
+microsecond longer for each of its first PIECES tokens, so that as many takes of one pass.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -33,18 +34,19 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def amount_us(tokens: int, per_minute: int) -> int:
-    """Say how long a rate needs to bring so many tokens (or requests), rounded up."""
-    return -(-tokens * MINUTE_US // per_minute)
+    """Say how long a rate needs to bring so many tokens (or requests)."""
+    us = tokens * MINUTE_US // per_minute
+    return us if us >= MS_US else -(-tokens * MINUTE_US // per_minute)
 
 
 def burst_us(tokens: int, per_minute: int) -> int:
     """Say how much a bucket holds that lets a burst of so many tokens pass, taken in PIECES at the most."""
-    return amount_us(tokens, per_minute) + min(tokens, PIECES)
+    return amount_us(tokens, per_minute) + (min(tokens, PIECES) if amount_us(1, per_minute) < MS_US else 0)
 
 
 def tokens_in(us: int, per_minute: int) -> int:
-    """Count the whole tokens that a rate brings within so long."""
-    return us * per_minute // MINUTE_US
+    """Count the whole tokens that a rate brings within so long; a microsecond less makes no token less."""
+    return (us + 1) * per_minute // MINUTE_US if us else 0
 
 
 def whole_ms(us: int) -> int:

@@ -140,6 +140,20 @@ async def test_l2_streams_only_until_the_limit() -> None:
         assert 10 <= statuses.index(429) <= 14  # 150 and some of the prompt
 
 
+# L3: exactly at the limit (by a clock of its own: tests/gateway/test_limiter.py).
+
+
+@pytest.mark.soak
+async def test_l3_five_minutes_at_exactly_the_limit() -> None:
+    """Two a second for five minutes; a busy machine may be late by half a second, which the burst of two allows for."""
+    loop = asyncio.get_running_loop()
+    async with house(1, **limited(requests_per_minute=120, burst_requests=2)) as whole:
+        began = loop.time()
+        for number in range(600):
+            await asyncio.sleep(max(0.0, began + number / 2 - loop.time()))
+            assert (await ask(whole)).status == 200
+
+
 # L4: a refusal takes nothing, a failure is given back.
 
 
