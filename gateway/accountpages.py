@@ -35,7 +35,7 @@ PARAMETERS = ("from", "to", "tenant", "model", "by", "format")
 FORMATS = ("json", "csv")
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
 LOOKS_AT_ONCE = 20  # some ms of a Redis that all requests wait for: a thousand looks at once would pass its timeout
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # some take wide ones too
 """What a cell begins with that spreadsheets compute."""
 
 
@@ -268,7 +268,7 @@ def as_csv(found: Sequence[Row]) -> str:
 
 def safe_cell(text: str) -> str:
     """Keep a spreadsheet from taking text for a formula."""
-    return f"'{text}" if text.startswith(FORMULA) else text
+    return f"'{text}" if text.startswith(FORMULA) or text.lstrip().startswith(FORMULA) else text
 
 
 def day_of(name: str, words: str) -> date:

@@ -9,7 +9,6 @@ while to notice. While closing nothing new is accepted, and what runs is let end
 import asyncio
 import contextlib
 import gc
-import itertools
 import logging
 import os
 import secrets
@@ -127,7 +126,6 @@ class Gateway:
             smoothing_s=config.admission.smoothing_s,
             is_open=not config.admission.enabled,
         )
-        self._id_prefix, self._id_counter = secrets.token_hex(5), itertools.count()
         self.tenants = tenants = Tenants(has_keys=config.has_keys)
         self._line = self._line_to_redis()
         self._tenant_watch = TenantWatch(tenants, tenant_sources(config, file, self._line), config)
@@ -333,7 +331,8 @@ class Gateway:
         return secret_of(self._cache_root, tenant.name) if tenant.isolate_cache else None
 
     def _new_id(self) -> str:
-        return f"req_{self._id_prefix}{next(self._id_counter):010x}"
+        """Name a request as nobody can foresee: engines refuse a name that runs already, whoever's it is."""
+        return f"req_{os.urandom(10).hex()}"
 
     def _record(self, record: RequestRecord) -> None:
         self.metrics.observe(record)

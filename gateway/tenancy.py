@@ -31,7 +31,11 @@ from policies.quotas import Quota, Unit
 from policies.tariff import NANO
 
 ANONYMOUS_NAME = "anonymous"
-RESERVED = {ANONYMOUS_NAME: "is who calls without a key", "unknown": "is who nobody knows, in metrics and logs"}
+RESERVED = {
+    ANONYMOUS_NAME: "is who calls without a key",
+    "unknown": "is who nobody knows, in metrics and logs",
+    "other": "is all for whom metrics and accounts have no room",
+}
 ModelName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f]+$")]
 RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
 MAX_SECRETS = 2  # the one in use and the one before it, while clients change over
