@@ -28,7 +28,7 @@ async def spent(gateway: Gateway) -> int:
     """Say what of the budget of tenant a is gone."""
     (a,) = [each for each in gateway.tenants if each.name == "a"]
     looked = await gateway.limiter.look(a)
-    (left,) = [allowance.remaining for quota, allowance in looked if quota.kind is Kind.DAY]
+    (left,) = [allowance.remaining for quota, allowance in looked or () if quota.kind is Kind.DAY]
     return DAY - left
 
 
