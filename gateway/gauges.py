@@ -194,7 +194,7 @@ def add_limiter_gauges(metrics: Metrics, limiter: Limiter, line: Line | None) ->
 
     of_redis("kvlane_redis_up", "1 where every Redis answers; none without Redis.", lambda line: float(line.is_up))
     of_redis("kvlane_redis_calls_total", "Commands sent to Redis.", lambda line: line.counts.calls)
-    of_redis("kvlane_redis_batches_total", "Round trips to Redis, greetings included.", lambda line: line.counts.batches)
+    of_redis("kvlane_redis_batches_total", "Round trips, greetings included.", lambda line: line.counts.batches)
     of_redis("kvlane_redis_failures_total", "Commands without an answer.", lambda line: line.counts.failures)
     of_redis("kvlane_redis_refusals_total", "Commands answered with an error.", lambda line: line.counts.refusals)
     of_redis("kvlane_redis_timeouts_total", "Times that no answer came in time.", lambda line: line.counts.timeouts)

@@ -19,6 +19,7 @@ and the engine's connection is closed in the same tick.
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from aiohttp.web import StreamResponse
@@ -40,6 +41,7 @@ from gateway.headers import (
     lines_to_client,
     sane_request_id,
 )
+from gateway.homes import Debt
 from gateway.hops import Hop
 from gateway.intake import Intake
 from gateway.lease import Lease
@@ -48,6 +50,7 @@ from gateway.members import Member
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.openai import Call
+from gateway.pings import pinged
 from gateway.relay import Answer, AnswerKind
 from gateway.routes import ENGINE_ROUTES, MODELS_PATH, STORED_RESPONSE, STORED_RESPONSE_METHODS
 from gateway.sections import Listen, Retries, Timeouts
@@ -116,6 +119,8 @@ class Proxy:
         self._clock = time.monotonic  # the loop's own, to the microsecond
         self.active = 0
         """Requests that are being served."""
+        self.in_flight: Counter[str] = Counter()
+        """The same, of each tenant that has any."""
         self._became_idle = asyncio.Event()
 
     async def idle(self) -> None:
@@ -169,6 +174,7 @@ class Proxy:
         trace.route = route.path if route is not None else STORED_ROUTE.path if stored else MODELS_PATH
         tenant = self._tenants.identify(bearer_key(request.headers), time.time())
         trace.tenant = tenant.name
+        self.in_flight[tenant.name] += 1
         if is_models:
             check_method(request.method, ("GET", "HEAD"))
             trace.outcome = Outcome.OK
@@ -216,9 +222,7 @@ class Proxy:
         trace.begin(Hop.QUEUE)
         self._tracing.explain(trace.hops, exchange.inference, standing, tried)
         place = await self._enter(exchange, standing, client, trace)
-        trace.predicted_wait_s = place.predicted_wait_s
-        if trace.hops is not None:
-            trace.hops.admitted(has_waited=place.has_waited)
+        trace.admitted(place.predicted_wait_s, has_waited=place.has_waited)
         with place:
             while True:
                 with place.lease as lease:
@@ -247,18 +251,8 @@ class Proxy:
         every_s = self._keepalive_s
         if every_s is None or not exchange.call.is_stream or not exchange.route.has_usage_chunk:
             return await self._gate.enter(exchange.inference, standing)
-        loop = asyncio.get_running_loop()
-        timers: list[asyncio.TimerHandle] = []
-
-        def ping() -> None:
-            client.ping(EVENT_STREAM_LINES + own_lines(trace))
-            timers[:] = [loop.call_later(every_s, ping)]
-
-        timers.append(loop.call_later(every_s, ping))
-        try:
+        with pinged(client, every_s, lambda: EVENT_STREAM_LINES + own_lines(trace)):
             return await self._gate.enter(exchange.inference, standing)
-        finally:
-            timers[0].cancel()
 
     async def _try_on(self, member: Member, exchange: Exchange, client: ClientAnswer, trace: Trace) -> StreamResponse:
         """Try the one endpoint that can serve this."""
@@ -276,14 +270,7 @@ class Proxy:
         told: Admitted | Lease,
     ) -> StreamResponse | Failure:
         """Send to one endpoint; relay what it answers, or say why not. `told` hears of the first token."""
-        trace.tries += 1
-        trace.choice = lease.choice
-        trace.pool = lease.member.pool.name
-        now = self._clock()
-        if trace.dispatched_at is None:
-            trace.dispatched_at = now
-        if trace.hops is not None:
-            trace.hops.attempt(lease.choice, lease.member.kind, now)
+        trace.tried(lease.choice, lease.member.pool.name, lease.member.kind, self._clock())
         self._metrics.endpoint_requests.add((lease.endpoint.name, lease.choice.reason.value))
         answer = Answer(exchange.route.shape, hides_usage=exchange.call.hides_usage, on_first_token=told.first_token)
         in_flight = lease.member.in_flight
@@ -298,6 +285,7 @@ class Proxy:
                 return await self._relay(answer, lease, exchange, client, trace)
             failure = judge(answer, lease)
             trace.failed(failure.kind, answer.head.status)
+            trace.has_left = failure.kind == "deadline" and exchange.sets_deadline
             lease.refused()
         finally:
             answer.close()
@@ -325,9 +313,14 @@ class Proxy:
             answer.deliver(client, lines, self._timeouts.idle_s)
             response = await answer.relayed()
         finally:
-            trace.relayed(answer.usage, answer.counted_tokens, answer.first_token_at, answer.last_byte_at)
-            if answer.response_id is not None:
-                self._stored.learn(answer.response_id, lease.endpoint, exchange.tenant)
+            is_own = exchange.route is not STORED_ROUTE
+            used = (answer.usage, answer.counted_tokens) if is_own else (None, 0)
+            trace.relayed(*used, answer.first_token_at, answer.last_byte_at)
+            if answer.response_id is not None and not is_own:
+                self._stored.settle(answer.response_id, exchange, answer.usage, trace)
+            elif answer.response_id is not None:
+                debt = Debt(trace.model, trace.counted_tokens) if answer.usage is None else None
+                self._stored.learn(answer.response_id, lease.endpoint, exchange.tenant, debt)
         if answer.is_client_stuck:
             client.status = CLIENT_LEFT
         elif answer.error is not None:
@@ -339,7 +332,7 @@ class Proxy:
             trace.code = "stream_broken"
         else:
             trace.outcome = Outcome.OK
-            if answer.usage is not None:
+            if answer.usage is not None and exchange.route is not STORED_ROUTE:
                 lease.used(answer.usage, is_timely=not answer.was_paused)
                 self._intake.learn(exchange, answer.usage)
             if (answer.usage is None or answer.usage.output_tokens is None) and not is_stream:
@@ -387,8 +380,12 @@ class Proxy:
         trace.on_end = lambda: grant.settle(self._demand.came_to(tenant, trace, guess))
 
     def _settle(self, trace: Trace, client: ClientAnswer) -> None:
+        if trace.tenant in self.in_flight:  # not of who was not let in
+            self.in_flight[trace.tenant] -= 1
+            if not self.in_flight[trace.tenant]:
+                del self.in_flight[trace.tenant]
         trace.status = client.status
-        if trace.outcome is Outcome.DISCONNECTED and client.status:
+        if trace.outcome is Outcome.DISCONNECTED and client.status and not trace.has_left:
             trace.outcome = outcome_of(client.status)
         trace.begin(Hop.SETTLE)
         trace.ended()

@@ -6,6 +6,7 @@ A Trace collects facts and times while a request lives; `finish` makes the recor
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 from gateway.hops import Hop, Hops
 from gateway.usage import Usage
@@ -43,6 +44,8 @@ class Trace:
     usage: Usage | None = None
     status: int = 0
     code: str | None = None
+    has_left: bool = False
+    """Whether its client has set itself a time to leave, and that has come: it is told so, and pays as who leaves."""
     on_end: Callable[[], None] | None = None
     """Called once it is known how it ended."""
     outcome: Outcome = Outcome.DISCONNECTED
@@ -54,6 +57,21 @@ class Trace:
         """Note that a stage of its life begins."""
         if self.hops is not None:
             self.hops.begin(hop)
+
+    def admitted(self, predicted_wait_s: float | None, *, has_waited: bool) -> None:
+        """Note that it was let in, and what its wait was predicted to be."""
+        self.predicted_wait_s = predicted_wait_s
+        if self.hops is not None:
+            self.hops.admitted(has_waited=has_waited)
+
+    def tried(self, choice: Choice, pool: str, kind: Enum | None, at: float) -> None:
+        """Note that a try begins, at an engine of such a kind."""
+        self.tries += 1
+        self.choice, self.pool = choice, pool
+        if self.dispatched_at is None:
+            self.dispatched_at = at
+        if self.hops is not None:
+            self.hops.attempt(choice, kind, at)
 
     def failed(self, failure: str, status: int) -> None:
         """Note why the try that runs did not serve, and the status of its engine's answer; 0: there was none."""
