@@ -14,17 +14,15 @@ import logging
 import os
 import secrets
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
-from typing import BinaryIO
 
 import aiohttp
 from aiohttp import web
 
-from gateway.accesslog import AccessLog
+from gateway.accesslog import AccessLog, open_log
 from gateway.accountpages import AccountPages, LimitState
 from gateway.accounts import Keeper
 from gateway.admin import admin_app
@@ -164,6 +162,7 @@ class Gateway:
             keepalive_s=config.admission.keepalive_s,
             metrics=self.metrics,
             on_record=self._record,
+            prints=None if self._access_log is None else self._access_log.prints,
             is_draining=lambda: self._is_draining,
             new_id=self._new_id,
             listen=config.listen,
@@ -351,14 +350,11 @@ class Gateway:
             raise StartError(str(error)) from error
 
     def _open_access_log(self) -> AccessLog | None:
-        path = self._config.access_log.path
-        if path is None:
-            return None
+        config = self._config.access_log
         try:
-            file: BinaryIO = sys.stdout.buffer if path == "-" else open(path, "ab")  # noqa: SIM115  # closed by AccessLog
+            return open_log(config, lambda: self.metrics.log_drops.add(()))
         except OSError as error:
-            raise StartError(f"cannot write the access log {path}: {reason(error)}") from error
-        return AccessLog(file, lambda: self.metrics.log_drops.add(()))
+            raise StartError(f"cannot write the access log {config.path}: {reason(error)}") from error
 
     async def _watch_lag(self) -> None:
         """Measure how late the event loop is: what every stream's chunks suffer."""

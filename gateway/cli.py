@@ -136,6 +136,8 @@ async def run(config: Config, file: Path | None) -> None:
     stopping: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stopping.put_nowait, name)
+    if config.access_log.path is not None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # logrotate sends it; the log follows its name without
     try:
         await gateway.start()
         count = sum(len(pool.endpoints) for pool in config.pools)

@@ -55,6 +55,7 @@ from gateway.tenants import Tenants
 from gateway.trace import CLIENT_LEFT, Trace, kvlane_lines, outcome_of, own_lines
 from gateway.upstream import Upstream
 from policies.endpoint import Endpoint
+from policies.fingerprint import Fingerprinter
 from policies.own import OwnPrefixes
 from policies.pools import Standing
 from policies.record import Outcome, RequestRecord
@@ -84,6 +85,7 @@ class Proxy:
         keepalive_s: float | None,
         metrics: Metrics,
         on_record: Callable[[RequestRecord], None],
+        prints: Fingerprinter | None,
         is_draining: Callable[[], bool],
         new_id: Callable[[], str],
         listen: Listen,
@@ -103,6 +105,7 @@ class Proxy:
         self._keepalive_s = keepalive_s
         self._metrics = metrics
         self._on_record = on_record
+        self._prints = prints
         self._is_draining = is_draining
         self._new_id = new_id
         self._listen = listen
@@ -207,7 +210,11 @@ class Proxy:
     ) -> StreamResponse:
         """Try endpoint after endpoint until one serves."""
         tried: set[Endpoint] = set()
-        place = await self._enter(exchange, standing, client, trace)
+        came_at = self._clock()
+        try:
+            place = await self._enter(exchange, standing, client, trace)
+        finally:
+            trace.waited_s = self._clock() - came_at
         trace.predicted_wait_s = place.predicted_wait_s
         with place:
             while True:
@@ -374,4 +381,4 @@ class Proxy:
             trace.outcome = outcome_of(client.status)
         if trace.on_end is not None:
             trace.on_end()
-        self._on_record(trace.finish(self._clock()))
+        self._on_record(trace.finish(self._clock(), self._prints))

@@ -48,6 +48,7 @@ LEVELS = (
         "keys",
         "homes",
         "accesslog",
+        "logfile",
         "engines.*",
         "discovery.*",
         "models",
@@ -85,6 +86,7 @@ MAY_KNOW = {
     "deltas": {"tokens"},
     "plain": {"tokens"},
     "engines.adapter": {"config"},
+    "accesslog": {"logfile"},
 }
 """The few that may import a module of their own level."""
 
