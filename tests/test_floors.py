@@ -49,6 +49,7 @@ LEVELS = (
         "homes",
         "accesslog",
         "logfile",
+        "loglines",
         "engines.*",
         "discovery.*",
         "models",
@@ -71,12 +72,13 @@ LEVELS = (
     ),
     ("guard", "tenantwatch", "keystores", "gauges", "accounts"),
     ("admin", "accountpages"),
+    ("profile.*",),
     # 3: the life of a request
     ("proxy + exchange + attempt + stored + intake + demand",),
     # 4: builds everything
     ("app",),
     # 5: the command
-    ("cli + __main__ + keycli + usagecli + terminal",),
+    ("cli + __main__ + keycli + usagecli + profilecli + terminal",),
 )
 
 MAY_KNOW = {
@@ -104,11 +106,12 @@ ONLY_IN = {
     "tokenizers": {"gateway.tokens.loading", "gateway.tokens.checks"},
     "huggingface_hub": {"gateway.tokens.loading"},
     "fastokens": {"gateway.tokens.checks"},
-    "jinja2": {"gateway.tokens.template", "gateway.tokens.content", "gateway.tokens.loading"},
+    "jinja2": {"gateway.tokens.template", "gateway.tokens.content", "gateway.tokens.loading", "gateway.profile.page"},
     "httptools": {"gateway.connection"},
+    "matplotlib": {"gateway.profile.charts"},
     "zmq": {"gateway.kvstream"},
     "msgspec": {"gateway.engines.kvevents"},
-    "typer": {"gateway.cli", "gateway.keycli", "gateway.usagecli"},
+    "typer": {"gateway.cli", "gateway.keycli", "gateway.usagecli", "gateway.profilecli"},
     "uvloop": {"gateway.cli"},
     "policies.books": {"gateway.lease"},
     "policies.catalog": {"gateway.config", "gateway.app"},

@@ -114,14 +114,13 @@ def lengths(whole: Portrait) -> Section:
 
 def pools(whole: Portrait) -> Section:
     """Say what a pool of their own for long prompts would take."""
-    rows, best = [], None
-    for threshold in THRESHOLDS:
-        if threshold >= whole.prompt_tokens.most:
-            break
-        requests, tokens = whole.prompt_tokens.above(threshold)
-        rows.append((f"{threshold:,}", percent(requests), percent(tokens)))
-        if best is None and requests <= LONG_SHARE and tokens >= LONG_WORK:
-            best = threshold, requests, tokens
+    prompts = whole.prompt_tokens
+    rows = [
+        (f"{threshold:,}", *map(percent, prompts.above(threshold)))
+        for threshold in THRESHOLDS
+        if threshold < prompts.most
+    ]
+    best = long_threshold(prompts)
     if best is not None:
         advice = (
             f"From {best[0]:,} tokens on, {percent(best[1])} of the requests are {percent(best[2])} of the prompt "
@@ -137,6 +136,15 @@ def pools(whole: Portrait) -> Section:
         rows,
         [advice],
     )
+
+
+def long_threshold(prompts: Sketch) -> tuple[int, float, float] | None:
+    """Give the least length that divides few requests from much of the work, with the share of each."""
+    for threshold in THRESHOLDS:
+        requests, tokens = prompts.above(threshold)
+        if requests <= LONG_SHARE and tokens >= LONG_WORK:
+            return threshold, requests, tokens
+    return None
 
 
 def caching(profile: Profile) -> Section:
@@ -219,7 +227,7 @@ def times(profile: Profile) -> Section:
         )
     elif whole.waited_s.count:
         advice.append("Hardly anybody waits in the gateway: there is room for more.")
-    if ttft > 2 * waits + LONG_WAIT_S:
+    if whole.waited_s.count and ttft > 2 * waits + LONG_WAIT_S:
         advice.append("First tokens are late though nobody waits for a place: prefill is what takes time.")
     return Section("times", "Times", "classes of service, their waits and objectives", ("", *HEADER), rows, advice)
 
