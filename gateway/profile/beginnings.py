@@ -4,7 +4,9 @@ Every mark of a fingerprint stands for the prompt up to its depth. A cache witho
 and the one before exactly when the mark was there before, so each mark is counted for itself. That allows for a sample
 in bounded memory (as SHARDS does it, Waldspurger et al., FAST 2015): once there are too many, of the marks that came
 only once half are forgotten, chosen by their own bits, and each that is left counts twice; of new marks only those of
-the same half are taken. What is shared widely has come again long before and stays, exact.
+the same half are taken. Where that is not enough it goes on to those that came twice, four times, and so on. What is
+shared widely has come often long before and stays, exact: without that one system prompt more or less in the sample
+would decide everything.
 
 A beginning is a mark from which prompts go different ways: more than half of those that come so far do not go on
 together. System prompts are such places, and whole prompts that come again and again.
@@ -71,6 +73,9 @@ class Beginnings:
         self.reused_after_s = Sketch()
         """When what is used again was last used, by tokens."""
 
+    def __len__(self) -> int:
+        return len(self._marks)
+
     @property
     def is_sampled(self) -> bool:
         """Whether some were forgotten, so that what is told is an estimate."""
@@ -124,15 +129,21 @@ class Beginnings:
             self.reused_after_s.add(max(0.0, after_s), tokens)
 
     def _forget(self) -> None:
-        """Make room: halve the sample of what came once; where that is not enough, of everything."""
-        is_all = False
-        while len(self._marks) > self._most * 3 // 4:
+        """Make room: halve the sample of what came once; while that is not enough, of what came a few times more."""
+        enough = self._most * 3 // 4
+        while len(self._marks) > enough:
             self._below //= 2
             self._weight *= 2
-            for mark in [mark for mark, kept in self._marks.items() if mark >= self._below]:
-                if is_all or self._marks[mark].uses == 1:
-                    del self._marks[mark]
-            for kept in self._marks.values():
-                if is_all or kept.uses == 1:
-                    kept.weight = self._weight
-            is_all = True
+            most_uses, at_all = 1, max(kept.uses for kept in self._marks.values())
+            while len(self._marks) > enough and most_uses < 2 * at_all:
+                self._thin(most_uses)
+                most_uses *= 2
+
+    def _thin(self, most_uses: int) -> None:
+        """Of the marks that came no more than so many times, keep those of the sample."""
+        rare = [mark for mark, kept in self._marks.items() if kept.uses <= most_uses]
+        for mark in rare:
+            if mark < self._below:
+                self._marks[mark].weight = self._weight
+            else:
+                del self._marks[mark]

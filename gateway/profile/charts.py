@@ -13,7 +13,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from gateway.profile.findings import TOP, duration, long_threshold, seconds
 from gateway.profile.portrait import Portrait, Profile
@@ -23,6 +23,7 @@ WIDE, HIGH = 8.0, 3.4  # inches
 DPI = 160
 POINTS = 240  # of a curve over time
 BINS_PER_OCTAVE = 4
+SOON_S = 0.01  # what is used again sooner was there at the same time
 TIMES = {
     1e-5: "10 µs", 1e-4: "100 µs", 1e-3: "1 ms", 1e-2: "10 ms", 0.1: "100 ms", 1.0: "1 s", 10.0: "10 s", 60.0: "1 min",
     600.0: "10 min", 3600.0: "1 h", 36_000.0: "10 h", 86_400.0: "1 d", 864_000.0: "10 d",
@@ -30,6 +31,7 @@ TIMES = {
 """What a logarithmic axis of time is marked with."""
 MOST_NAME = 28  # characters
 INK = "#1f2933"
+SHARES = FuncFormatter(lambda value, _: f"{100 * value:.3g} %")
 BLUE, ORANGE, GREEN, GREY = "#2563a8", "#d9822b", "#2f8f5b", "#b8c2cc"
 STYLE = files("gateway.profile") / "charts.mplstyle"
 
@@ -107,10 +109,11 @@ def lengths(profile: Profile) -> Figure | None:
                 va="top",
                 color=colour,
                 fontsize=8,
+                bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
             )
     _tokens_axis(axes)
     axes.set(ylim=(0, axes.get_ylim()[1] * 1.18), xlabel="tokens", ylabel="of requests")
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.yaxis.set_major_formatter(SHARES)
     _key(axes, ("prompts", BLUE), ("answers", ORANGE))
     return figure
 
@@ -141,7 +144,7 @@ def pools(profile: Profile) -> Figure | None:
         )
     _tokens_axis(axes)
     axes.set(ylim=(0, 1.02), xlabel="prompt longer than so many tokens", ylabel="share of all")
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.yaxis.set_major_formatter(SHARES)
     _key(axes, ("of requests", BLUE), ("of prompt tokens", ORANGE))
     return figure
 
@@ -175,7 +178,7 @@ def caching(profile: Profile) -> Figure | None:
         )
     _names(axes, [name for name, _ in groups])
     axes.set(xlim=(0, 1.08), xlabel="of prompt tokens")
-    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    axes.xaxis.set_major_formatter(SHARES)
     _key(axes, ("found", GREEN), ("could be found, without end", GREY), ("expected by the gateway", INK))
     return figure
 
@@ -187,6 +190,7 @@ def reuse(profile: Profile) -> Figure | None:
         return None
     figure, axes = _empty(2.8)
     _curve(axes, sketch, BLUE)
+    axes.set_xlim(left=max(axes.get_xlim()[0], SOON_S))
     for share in (0.5, 0.95):
         value = sketch.quantile(share)
         axes.plot([value], [share], "o", color=INK, markersize=4)
@@ -351,7 +355,7 @@ def _times_axis(axes: Axes) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: TIMES.get(value, "")))
     axes.set_ylim(0, 1.02)
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.yaxis.set_major_formatter(SHARES)
 
 
 def _short_tokens(value: float) -> str:
