@@ -23,6 +23,7 @@ WIDE, HIGH = 8.0, 3.4  # inches
 DPI = 160
 POINTS = 240  # of a curve over time
 BINS_PER_OCTAVE = 4
+BLINK_S = 0.001  # nobody waits for less
 SOON_S = 0.01  # what is used again sooner was there at the same time
 TIMES = {
     1e-5: "10 µs", 1e-4: "100 µs", 1e-3: "1 ms", 1e-2: "10 ms", 0.1: "100 ms", 1.0: "1 s", 10.0: "10 s", 60.0: "1 min",
@@ -244,6 +245,7 @@ def times(profile: Profile) -> Figure | None:
     figure, axes = _empty()
     for _, sketch, colour in kinds:
         _curve(axes, sketch, colour)
+    axes.set_xlim(left=max(axes.get_xlim()[0], BLINK_S))
     axes.axhline(0.95, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.annotate("P95", (1.0, 0.95), xycoords="axes fraction", xytext=(-2, -3), textcoords="offset points",
                   va="top", ha="right", fontsize=8)  # fmt: skip

@@ -176,7 +176,7 @@ def caching(profile: Profile) -> Section:
         fresh = (1 - whole.reachable) * whole.prompt_tokens.mean + whole.output_tokens.mean
         advice.append(
             f"To find 95 % of that, {duration(keep_s)} of new tokens must stay cached: "
-            f"about {fresh * whole.arrivals.rate * min(keep_s, whole.arrivals.span_s):,.0f} over the fleet."
+            f"about {rough(fresh * whole.arrivals.rate * min(keep_s, whole.arrivals.span_s))} over the fleet."
         )
         if whole.reached is not None and whole.reachable - whole.reached > GAP:
             advice.append(
@@ -268,6 +268,11 @@ def spread(sketch: Sketch, word: Callable[[float], str]) -> tuple[str, ...]:
 def count(value: float) -> str:
     """Word a number of tokens."""
     return f"{value:,.0f}"
+
+
+def rough(value: float) -> str:
+    """Word a number of tokens of which nobody needs the last digits."""
+    return f"{value / 1e6:.3g} million" if value >= 1e6 else f"{value:,.0f}"
 
 
 def seconds(value: float) -> str:
