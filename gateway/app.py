@@ -9,7 +9,6 @@ while to notice. While closing nothing new is accepted, and what runs is let end
 import asyncio
 import contextlib
 import gc
-import itertools
 import logging
 import os
 import secrets
@@ -60,7 +59,6 @@ from gateway.upstream import Upstream
 from gateway.usagefiles import UsageInFiles
 from gateway.usageredis import UsageInRedis
 from gateway.usagestore import Memory, Store, StoreError
-from policies.bucket import SECOND_US
 from policies.catalog import POLICIES
 from policies.index import PrefixIndex
 from policies.learned import OutputHabits
@@ -126,7 +124,6 @@ class Gateway:
             smoothing_s=config.admission.smoothing_s,
             is_open=not config.admission.enabled,
         )
-        self._id_prefix, self._id_counter = secrets.token_hex(5), itertools.count()
         self.tenants = tenants = Tenants(has_keys=config.has_keys)
         self._line = self._line_to_redis()
         self._tenant_watch = TenantWatch(tenants, tenant_sources(config, file, self._line), config)
@@ -143,7 +140,12 @@ class Gateway:
             config.accounting.days,
         )
         self._account_pages = AccountPages(
-            self._keeper, tenants, self._tenant_watch.configs, self._look_at, lambda tenant: None, time.time
+            self._keeper,
+            tenants,
+            self._tenant_watch.configs,
+            self._look_at,
+            lambda tenant: self.proxy.in_flight[tenant],
+            time.time,
         )
         self.readers = Readers(config.models, Questions(self.fleet, self._session, self._clock))
         self.proxy = Proxy(
@@ -318,24 +320,18 @@ class Gateway:
         for answer in list(member.in_flight):
             answer.give_up_if_silent(SILENT_S)
 
-    async def _look_at(self, tenant: Tenant) -> list[LimitState]:
-        """Say how the limits of a tenant stand."""
-        return [
-            LimitState(
-                f"{quota.name}:{quota.model}" if quota.model else quota.name,
-                quota.told(quota.limit),
-                quota.told(quota.left(allowance.remaining)),
-                allowance.reset_us / SECOND_US,
-            )
-            for quota, allowance in await self.limiter.look(tenant)
-        ]
+    async def _look_at(self, tenant: Tenant) -> list[LimitState] | None:
+        """Say how the limits of a tenant stand; None where nobody knows."""
+        looked = await self.limiter.look(tenant)
+        return None if looked is None else [LimitState.of(quota, allowance) for quota, allowance in looked]
 
     def _cache_secret(self, tenant: Tenant) -> bytes | None:
         """Give the secret by which the caches of a tenant are kept apart; None: they need not be."""
         return secret_of(self._cache_root, tenant.name) if tenant.isolate_cache else None
 
     def _new_id(self) -> str:
-        return f"req_{self._id_prefix}{next(self._id_counter):010x}"
+        """Name a request as nobody can foresee: engines refuse a name that runs already, whoever's it is."""
+        return f"req_{os.urandom(10).hex()}"
 
     def _record(self, record: RequestRecord) -> None:
         self.metrics.observe(record)

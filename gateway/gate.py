@@ -113,7 +113,9 @@ class Gate:
         self._is_open = is_open
         self._queues: dict[Pool, AdmissionQueue] = {}
         self._waiters: dict[Ticket, asyncio.Future[Lease]] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._look_at = inf
+        """When it is due: what uvloop gives for less than half a millisecond cannot say it."""
 
     async def enter(self, request: InferenceRequest, standing: Standing) -> Admitted:
         """Wait until there is room for a request, and lease it.
@@ -222,15 +224,14 @@ class Gate:
     def _look_by(self, queue: AdmissionQueue) -> None:
         """See to it that somebody looks soon, and when the queue says so."""
         due = min(self._clock() + LOOK_EVERY_S, queue.next_look or inf)
-        if self._timer is not None and self._timer.when() > due:
-            self._timer.cancel()
-            self._timer = None
-        if self._timer is None:
+        if due < self._look_at:
+            self.close()
+            self._look_at = due
             self._timer = asyncio.get_running_loop().call_at(due, self._look)
 
     def _look(self) -> None:
         """Do what time brings about."""
-        self._timer = None
+        self._look_at = inf
         now = self._clock()
         for pool, queue in self._queues.items():
             if queue.waiting:

@@ -72,10 +72,9 @@ class AdmissionQueue:
         smoothing_s: float = 0.0,
     ) -> None:
         self._pool, self._policies, self._index, self._flow = pool, policies, index, flow
-        self._lines = Lines(classes)
-        self._promises = Promises()
         self._smoothing = Smoothing(smoothing_s)
-        self._is_burst = False
+        self._lines = Lines(classes, self._smoothing)
+        self._promises = Promises()
         self._deadlines: list[tuple[float, int, Ticket]] = []
         self._numbers = count()
         self._kept: tuple[Endpoint, Ticket] | None = None
@@ -109,7 +108,7 @@ class AdmissionQueue:
     def next_look(self) -> float | None:
         """Say when `pump` is due, at the latest; None while nobody waits."""
         due = self.next_deadline
-        return min(due, self._smoothing.until) if due is not None and self._is_burst else due
+        return min(due, self._smoothing.until) if due is not None and self._smoothing.is_on else due
 
     def waiting_in(self, name: str) -> int:
         """Count those of a class that wait."""
@@ -132,17 +131,20 @@ class AdmissionQueue:
         """Let a request come to the door; it is told at once whether it runs, waits or is refused."""
         line = self._lines.of(request)
         ticket = Ticket(request, standing, now, min(request.deadline, now + line.rules.max_queue_wait_s))
-        changed: list[Ticket] = []
         if request.deadline <= now:
             ticket.refuse(Refusal.DEADLINE)
-            return Offered(ticket, changed)
+            return Offered(ticket, [])
+        changed = self.pump(now) if self._smoothing.is_over(now) else []
         choice = self._place(ticket, line, now)
         is_burst = choice is not None and self._smoothing.holds(now, len(self._pool.endpoints))
-        is_held = is_burst and self._smoothing.until < request.deadline
+        is_held = is_burst and self._smoothing.until < ticket.deadline
+        if is_held and len(line.order) >= line.rules.max_queued:  # nobody is refused for the burst's sake
+            self._smoothing.cut(now)
+            is_held = False
         if is_held:
-            choice, self._is_burst = None, True
+            choice, self._smoothing.is_on = None, True
         elif choice is not None and self.waiting:  # those who wait go first, if they can go there
-            changed = self.pump(now)
+            changed += self.pump(now)
             choice = self._place(ticket, line, now)
         if choice is not None:
             ticket.weigh(choice.cached_tokens or 0)
@@ -169,7 +171,6 @@ class AdmissionQueue:
         """
         state, ticket.state = ticket.state, State.LEFT
         if state is State.WAITING:
-            ticket.waited_s = now - ticket.arrived_at
             self._take_out(ticket, self._lines.of(ticket.request), now)
         if state is State.REFUSED:
             ticket.state = state
@@ -188,25 +189,25 @@ class AdmissionQueue:
         """
         if not self.waiting:
             return []
-        if self._is_burst and now < self._smoothing.until:
+        if self._smoothing.is_on and not self._smoothing.is_over(now):
             return self.expire(now)
         is_own = endpoint in self._pool.endpoints
         return self.expire(now) + (self._fill(endpoint, now) if is_own else self._lend(now))
 
     def pump(self, now: float) -> list[Ticket]:
         """See who may go anywhere: an endpoint came, or got well, or time has passed, or a burst is over."""
-        changed, is_over = self.expire(now), self._is_burst
-        if is_over:
-            if now < self._smoothing.until:
+        changed, was_burst = self.expire(now), self._smoothing.is_on
+        if was_burst:
+            if not self._smoothing.is_over(now):
                 return changed
-            self._is_burst = False
             changed += self._lend(now)
         for endpoint in self._pool.endpoints:
             changed += self._fill(endpoint, now)
         changed += self._lend(now)
-        if is_over:  # who was held was not asked yet how long it may wait
+        if was_burst:
+            self._smoothing.is_on = False
             for line in self._lines:
-                changed += self._trim(line, None, line.bound_s(now), now)
+                changed += self._ask(line, now)
         return changed
 
     def expire(self, now: float) -> list[Ticket]:
@@ -215,10 +216,8 @@ class AdmissionQueue:
         while (due := self.next_deadline) is not None and due <= now:
             ticket = heappop(self._deadlines)[2]
             line = self._lines.of(ticket.request)
-            self._take_out(ticket, line, now)
-            ticket.waited_s = now - ticket.arrived_at
+            self._take_out(ticket, line, now, Refusal.EXPIRED)
             ticket.predicted_wait_s = line.drain.seconds(line.order.work)  # if it came again
-            ticket.refuse(Refusal.EXPIRED)
             expired.append(ticket)
         return expired
 
@@ -228,17 +227,16 @@ class AdmissionQueue:
         return self._flow.load(endpoint, now, self._promises.at(endpoint))
 
     def _place(self, ticket: Ticket, line: Line, now: float) -> Choice | None:
-        """Choose among all endpoints with room, as the policy does."""
+        """Choose among all endpoints with room, as the policy does; a queue would be burnt on suspects."""
         request, limit = ticket.request, self._lines.limit(line, now)
-
         reserved = self._reserved(now) if self.waiting else None
         kept = reserved[0] if reserved is not None and reserved[1] is not ticket else None
 
         def has_room(endpoint: Endpoint) -> bool:
-            return endpoint is not kept and self._load(endpoint, now) < limit and self._fits(endpoint, request)
+            may_have = endpoint is not kept and (endpoint.health.is_ready(now) or not self.waiting)
+            return may_have and self._load(endpoint, now) < limit and self._fits(endpoint, request)
 
-        own = ticket.standing.own.endpoints
-        lent = self._promises.outside(own)  # idle by the books alone
+        lent = self._promises.outside(ticket.standing.own.endpoints)  # idle by the books alone
         choice = place(ticket.standing, self._policies, request, lent, now)
         if choice is None or has_room(choice.endpoint):  # nearly always, and room costs more to reckon than to have
             return choice
@@ -261,22 +259,15 @@ class AdmissionQueue:
 
     def _queue_up(self, ticket: Ticket, line: Line, is_held: bool, now: float) -> list[Ticket]:
         """Let one wait, unless it would be for too long. Give those that have to go instead."""
-        request = ticket.request
-        held = next(reversed(self._index.matched(request.prefix).values()), 0) * request.unit_tokens
-        ticket.weigh(held)
+        held = next(reversed(self._index.matched(ticket.request.prefix).values()), 0)
+        ticket.weigh(held * ticket.request.unit_tokens)
         line.join(ticket, now)
         bound_s = line.bound_s(now)
-        why = None
         if is_held:  # there is room
-            ticket.predicted_wait_s = ticket.reckoned_wait_s = self._smoothing.until - now
+            ticket.predicted_wait_s = self._smoothing.until - now
             bound_s = inf
-        elif now + ticket.predicted_wait_s > request.deadline:
-            why = Refusal.DEADLINE
-        elif ticket.predicted_wait_s > line.rules.max_queue_wait_s:
-            why = Refusal.WAIT
-        if why is not None:
-            self._take_out(ticket, line, now)
-            ticket.refuse(why)
+        elif (why := line.why_not(ticket)) is not None:
+            self._take_out(ticket, line, now, why)
             return []
         heappush(self._deadlines, (ticket.deadline, next(self._numbers), ticket))
         return [each for each in self._trim(line, ticket, bound_s, now) if each is not ticket]
@@ -287,8 +278,9 @@ class AdmissionQueue:
         One that needs much memory would never find it where small ones come all the time: so what is freed is kept
         together for it, at the endpoint that has the most, until it is served or gone.
         """
-        if self._kept is not None and self._kept[1].state is State.WAITING and self._kept[0].health.is_ready(now):
-            return self._kept
+        kept = self._kept
+        if kept and kept[1].state is State.WAITING and kept[0].health.is_ready(now) and kept[0] in self._pool.endpoints:
+            return kept
         self._kept = None
         if self.next_deadline is None:
             return None
@@ -353,19 +345,27 @@ class AdmissionQueue:
         return None
 
     def _grant(self, ticket: Ticket, line: Line, choice: Choice, now: float) -> None:
-        line.note(now)
         line.served.add(now, ticket.work)
         if ticket.place is not None:
-            line.drain.note(now, True, ticket.work)
-            line.pace.note(now, True, line.order.serve(ticket.place))
-            ticket.place = None
-            ticket.waited_s = now - ticket.arrived_at
+            line.serve(ticket, now)
             self._tidy()
-            line.ratio.note(now, ticket.reckoned_wait_s, ticket.waited_s)
             self.errors.note(ticket.predicted_wait_s, ticket.waited_s)
         ticket.state, ticket.choice, ticket.endpoint = State.GRANTED, choice, choice.endpoint
         self.running += 1
         self._promises.add(ticket)
+
+    def _ask(self, line: Line, now: float) -> list[Ticket]:
+        """Predict how long those of a burst will wait that found no room; refuse those for whom it is too long."""
+        refused, ahead = [], 0.0
+        for ticket in list(line.order) if self._smoothing.held(line.joined_at) else ():
+            if self._smoothing.held(ticket.arrived_at):
+                line.predict(ticket, ahead, now)
+                if (why := line.why_not(ticket)) is not None:
+                    self._take_out(ticket, line, now, why)
+                    refused.append(ticket)
+                    continue
+            ahead += ticket.work
+        return refused + self._trim(line, None, line.bound_s(now), now)
 
     def _trim(self, line: Line, newcomer: Ticket | None, bound_s: float, now: float) -> list[Ticket]:
         """Turn the last away until a class is not too full."""
@@ -376,21 +376,21 @@ class AdmissionQueue:
             is_full = len(line.order) > line.rules.max_queued
             if not is_full and now - ticket.arrived_at + wait_s <= bound_s:
                 break
-            self._take_out(ticket, line, now)
             ticket.predicted_wait_s = wait_s
-            ticket.waited_s = now - ticket.arrived_at
             why = Refusal.FULL if is_full else Refusal.WAIT
             is_new = ticket is newcomer or (newcomer is None and self._smoothing.held(ticket.arrived_at))
-            ticket.refuse(why if is_new else Refusal.SHED)
+            self._take_out(ticket, line, now, why if is_new else Refusal.SHED)
             refused.append(ticket)
         return refused
 
-    def _take_out(self, ticket: Ticket, line: Line, now: float) -> None:
-        """Take one who waits out of its line, unserved."""
+    def _take_out(self, ticket: Ticket, line: Line, now: float, why: Refusal | None = None) -> None:
+        """Take one who waits out of its line, unserved: it is told why, or has gone."""
         assert ticket.place is not None
         line.note(now)
         line.order.drop(ticket.place)
-        ticket.place = None
+        ticket.place, ticket.waited_s = None, now - ticket.arrived_at
+        if why is not None:
+            ticket.refuse(why)
         self._tidy()
 
     def _tidy(self) -> None:

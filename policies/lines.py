@@ -3,17 +3,18 @@
 from collections.abc import Iterator, Sequence
 
 from policies.request import InferenceRequest
-from policies.shares import FairOrder, Place
-from policies.tickets import ServiceClass, Ticket
+from policies.shares import FairOrder
+from policies.smoothing import Smoothing
+from policies.tickets import Refusal, ServiceClass, Ticket
 from policies.waits import Drain, Ratio, Recent
 
 PATIENCE_S = 2.0  # a queue that has not been empty for so long is no burst
 
 
 class Line:
-    """Those of one class."""
+    """Those of one class. While a burst is held, nothing is learned: who is held waits for no room."""
 
-    def __init__(self, rules: ServiceClass) -> None:
+    def __init__(self, rules: ServiceClass, smoothing: Smoothing) -> None:
         self.rules = rules
         self.order: FairOrder[Ticket] = FairOrder()
         self.drain = Drain()
@@ -21,30 +22,53 @@ class Line:
         """Of the order's time."""
         self.ratio = Ratio()
         self.served = Recent()
-        self.crowded_since = 0.0
+        self.crowded_since = self.joined_at = 0.0
         self.least_bound_s = min(rules.max_queue_wait_s, rules.crowded_wait_s)
-
-    def reckon_s(self, place: Place) -> float:
-        """Reckon the wait of one who waits: until what is ahead is done, and until its tenant is even with others.
-
-        The latter for no longer than one may wait here: by then it has gone, or was told to.
-        """
-        even_s = min(self.pace.seconds(self.order.lead(place)), self.least_bound_s)
-        return max(self.drain.seconds(self.order.ahead(place)), even_s)
+        self._smoothing = smoothing
 
     def join(self, ticket: Ticket, now: float) -> None:
         """Let one wait here, and predict for how long."""
         self.note(now)
         if not self.order:
             self.crowded_since = now
+        self.joined_at = now
         request = ticket.request
         ticket.place = self.order.add(ticket, request.tenant, request.weight, ticket.work)
-        ticket.reckoned_wait_s = self.reckon_s(ticket.place)
-        ticket.predicted_wait_s = self.ratio.at(now) * ticket.reckoned_wait_s
+        self.predict(ticket, self.order.ahead(ticket.place), now)
+
+    def predict(self, ticket: Ticket, ahead: float, now: float) -> None:
+        """Predict the wait of one who waits: until what is ahead is done, and until its tenant is even with others.
+
+        The latter for no longer than one may wait here: by then it has gone, or was told to.
+        """
+        assert ticket.place is not None
+        even_s = min(self.pace.seconds(self.order.lead(ticket.place)), self.least_bound_s)
+        left_s, waited_s = max(self.drain.seconds(ahead), even_s), now - ticket.arrived_at
+        ticket.reckoned_wait_s = waited_s + left_s if self.drain.is_known else None
+        ticket.predicted_wait_s = waited_s + self.ratio.at(now) * left_s
+
+    def why_not(self, ticket: Ticket) -> Refusal | None:
+        """Say why one may not wait for as long as is predicted."""
+        if ticket.arrived_at + ticket.predicted_wait_s > ticket.request.deadline:
+            return Refusal.DEADLINE
+        return Refusal.WAIT if ticket.predicted_wait_s > self.rules.max_queue_wait_s else None
+
+    def serve(self, ticket: Ticket, now: float) -> None:
+        """Take out one who is served now, and learn from it."""
+        assert ticket.place is not None
+        self.note(now)
+        went = self.order.serve(ticket.place)
+        ticket.place = None
+        ticket.waited_s = now - ticket.arrived_at
+        if not self._smoothing.is_on:
+            self.drain.note(now, True, ticket.work)
+            self.pace.note(now, True, went)
+            if ticket.reckoned_wait_s is not None:
+                self.ratio.note(now, ticket.reckoned_wait_s, ticket.waited_s)
 
     def note(self, now: float) -> None:
         """Note that time has passed."""
-        is_waiting = bool(self.order)
+        is_waiting = bool(self.order) and not self._smoothing.is_on
         self.drain.note(now, is_waiting)
         self.pace.note(now, is_waiting)
 
@@ -57,8 +81,8 @@ class Line:
 class Lines:
     """The lines of one pool, in the order of their classes."""
 
-    def __init__(self, classes: Sequence[ServiceClass]) -> None:
-        self.named = {rules.name: Line(rules) for rules in classes}
+    def __init__(self, classes: Sequence[ServiceClass], smoothing: Smoothing) -> None:
+        self.named = {rules.name: Line(rules, smoothing) for rules in classes}
         self._first = next(iter(self.named.values()))
 
     def __iter__(self) -> Iterator[Line]:

@@ -18,11 +18,12 @@ Bounded: a tenant is known while it waits or is ahead of the order's time, and a
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count, islice
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
+SPARE = 64  # times of tenants that are stale
 
 
 class Place(NamedTuple):
@@ -137,6 +138,9 @@ class FairOrder(Generic[T]):
         self._cost -= place.cost
         if not account.waiting:
             heappush(self._ahead, (account.time, place.tenant))
+            if len(self._ahead) > 2 * len(self._accounts) + SPARE:
+                self._ahead = [(each.time, name) for name, each in self._accounts.items() if not each.waiting]
+                heapify(self._ahead)
         while self._ahead and self._ahead[0][0] <= self._time:
             _, tenant = heappop(self._ahead)
             known = self._accounts.get(tenant)

@@ -3,6 +3,8 @@
 A burst is one more request within a window than there are endpoints to take them. Served as they come, its first ones
 would get all the room, whoever sent them; held to the end of the window they are placed in the fair order. A request
 that comes alone is never held.
+
+    holds -> hold: `is_on` until `end`, which is due at `until`, or when `cut` says so: all that may wait are held
 """
 
 from collections import deque
@@ -19,6 +21,8 @@ class Smoothing:
         self._window_s = window_s
         self._arrivals: deque[float] = deque()
         self._since = self.until = float("-inf")
+        self.is_on = False
+        """Whether anybody is held, or was and has left."""
 
     def holds(self, now: float, endpoints: int) -> bool:
         """Note that a request comes; say whether it is held, until `until`."""
@@ -33,6 +37,14 @@ class Smoothing:
             self._since, self.until = now, now + self._window_s
         return now < self.until
 
+    def is_over(self, now: float) -> bool:
+        """Whether those that are held may go."""
+        return self.is_on and now >= self.until
+
+    def cut(self, now: float) -> None:
+        """End the window before its time."""
+        self.until = now
+
     def held(self, arrived_at: float) -> bool:
         """Whether one that came then was of the last burst."""
-        return self._since <= arrived_at < self.until
+        return self._since <= arrived_at <= self.until

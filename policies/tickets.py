@@ -71,8 +71,8 @@ class Ticket:
     """Prompt tokens that are cached nowhere, and OUTPUT_WEIGHT times the expected output."""
     predicted_wait_s: float = 0.0
     """As predicted when it came, or when it was refused."""
-    reckoned_wait_s: float = 0.0
-    """The same before it was put right by how waits turned out."""
+    reckoned_wait_s: float | None = None
+    """The same before it was put right by how waits turned out; None where no pace was known to reckon by."""
     waited_s: float = 0.0
     choice: Choice | None = None
     """Where it has its place, once granted."""

@@ -28,6 +28,11 @@ class Drain:
         self._at = now
         self._work += work
 
+    @property
+    def is_known(self) -> bool:
+        """Whether anything has left."""
+        return self._work > 0
+
     def seconds(self, work: float) -> float:
         """Predict how long it takes until so much has left."""
         return min(work * self._busy_s / self._work, MAX_WAIT_S) if self._work else 0.0

@@ -331,6 +331,27 @@ def test_an_endpoint_that_is_down_or_full_gets_nobody() -> None:
     assert door.queue.pump(2.0) == [waiting]
 
 
+def test_a_queue_is_not_burnt_on_endpoints_of_which_nobody_knows_whether_they_live() -> None:
+    """Dead engines fail at once, and would have room for the next: those who wait do so until a check has told."""
+    door = Door.of(places(2), engines=2, classes=ONE)
+    running = [door.ask("a", 0.0) for _ in range(4)]
+    waiting = [door.ask("a", 0.1) for _ in range(10)]
+    for each in door.pool.endpoints:
+        each.health.state = HealthState.SUSPECT
+    for ticket in running:
+        door.end(ticket, 0.2)
+    assert door.queue.pump(0.3) == []
+    assert door.ask("b", 0.4).state is State.WAITING
+    door.pool.endpoints[0].health.answered()
+    door.send(granted := door.queue.pump(0.5), 0.5)
+    assert len(granted) == 2
+    for ticket in [*waiting, *granted]:
+        door.end(ticket, 0.6)
+    door.pool.endpoints[0].health.state = HealthState.SUSPECT
+    assert repr(door.queue) == "<AdmissionQueue 0/4 running, 0/100 waiting>"
+    assert door.ask("a", 0.7).state is State.GRANTED  # who comes alone finds out
+
+
 def test_a_longer_pool_lends_when_it_is_idle_again() -> None:
     door = Door.of(places(1), classes=ONE)
     longer = Pool("longer", [endpoint("long")])
@@ -417,6 +438,19 @@ def test_the_wait_is_the_work_ahead_over_the_pace_of_the_queue() -> None:
     late = door.ask("t", now, "z")
     assert late.predicted_wait_s == pytest.approx(2.0, rel=0.2)  # two are ahead of it, and one runs
     assert door.queue.errors.count == 5
+
+
+def test_waits_of_which_nothing_could_be_known_put_no_later_prediction_right() -> None:
+    """The first queue of all: while no pace is known it is reckoned to wait for nothing, and waits for long."""
+    door = Door.of(places(1), classes=ONE)
+    tickets = [door.ask("t", 0.0) for _ in range(21)]
+    for second in range(1, 21):
+        door.end(next(each for each in tickets if each.state is State.GRANTED), float(second))
+    tickets += [door.ask("t", 20.0) for _ in range(3)]
+    for second in range(21, 24):
+        door.end(next(each for each in tickets if each.state is State.GRANTED), float(second))
+    late = [door.ask("t", 23.0) for _ in range(5)]
+    assert 4 < late[-1].predicted_wait_s < 8  # it waits for five; who comes first is reckoned to wait for none
 
 
 def test_who_would_miss_its_deadline_is_refused_on_arrival_and_pushes_nobody_out() -> None:
@@ -512,6 +546,24 @@ def test_what_is_kept_is_let_go_when_its_endpoint_is_or_the_one_it_is_kept_for()
     at.health.state = HealthState.READY
     door.end(big, 25.2)
     assert door.queue.pump(25.3) == [little]
+
+
+def test_what_is_kept_is_let_go_when_its_engine_has_restarted() -> None:
+    """Whatever the health of the incarnation before: nobody gets anything there."""
+    door = cramped(20_000)
+    other = endpoint("other")
+    other.report = door.pool.endpoints[0].report
+    door.pool.endpoints.append(other)
+    for seed in (1, 2):
+        door.offer(request("r", (seed, 200), output=100), 0.0)
+    big = door.offer(request("big", (3, 250), output=100), 0.1)
+    running = [each for each in door.pool.endpoints if each.outstanding.requests]
+    assert len(running) == 2
+    kept = door.queue.pump(25.0) or door.queue._reserved(25.0)
+    assert kept == (door.pool.endpoints[0], big)
+    door.pool.endpoints[0] = renewed = endpoint("renewed", state=HealthState.STARTING)
+    renewed.report = other.report
+    assert door.queue._reserved(25.1) == (other, big)
 
 
 def test_those_that_do_not_fit_hide_nobody_behind_them() -> None:

@@ -70,6 +70,11 @@ def test_a_line_becomes_the_record_that_it_was(record: RequestRecord) -> None:
     assert record_of(line(record)) == record
 
 
+def test_no_field_is_forgotten_by_the_reader() -> None:
+    unset = {field.name for field in fields(RequestRecord) if getattr(FULL, field.name) in (None, "")}
+    assert unset == {"code"}, "set it above, so that reading a line must give it back"
+
+
 def test_fields_that_are_new_are_not_minded() -> None:
     assert record_of(line(colour="red")) == FULL
 

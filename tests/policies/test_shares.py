@@ -118,3 +118,14 @@ def test_what_is_kept_is_what_waits(operations: list[tuple[str, int, str, float,
     for place in waiting.values():
         order.drop(place)
     assert repr(order) == "<FairOrder 0 of 0 tenants>"
+
+
+def test_a_tenant_that_comes_and_goes_while_nothing_gets_on_takes_no_memory() -> None:
+    order: FairOrder[int] = FairOrder()
+    order.add(0, "stuck", 1.0, 100.0)
+    order.serve(order.add(1, "a", 1.0, 1000.0))
+    for at in range(1000):
+        order.drop(order.add(at, "a", 1.0, 1000.0))
+    assert len(order._ahead) < 100
+    ahead = order.add(2, "a", 1.0, 1.0)
+    assert order.lead(ahead) > 0  # and it is remembered what it has had

@@ -177,9 +177,9 @@ def test_a_read_full_of_marks_costs_no_more_than_its_length() -> None:
         for _ in range(5):
             reader = EventReader(Shape.CHAT, hides_usage=True)
             reader.has_content = True
-            began = time.perf_counter()
+            began = time.process_time()
             assert reader.feed(data) == data
-            best = min(best, time.perf_counter() - began)
+            best = min(best, time.process_time() - began)
         return best
 
     for event in (
