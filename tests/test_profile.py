@@ -4,6 +4,8 @@ The traces are replayed at their own rates through the simulated fleet, with the
 the figures are those of the trace's releases (loadtests/data/traces). Lengths are in sketches: quantiles to 1 %.
 """
 
+import asyncio
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,8 +20,9 @@ from loadtests.scenario import Stage, load
 from loadtests.settings import Settings
 from loadtests.simulate import Simulation
 from loadtests.traces import Row, azure, mooncake
-from tests.wire.client import call
-from tests.wire.house import serving
+from tests.gateway_process import GatewayProcess
+from tests.wire.client import call, get
+from tests.wire.house import serving, until
 
 
 def replayed(name: str, rows: Sequence[Row], endpoints: int) -> Profile:
@@ -99,3 +102,25 @@ async def test_what_a_gateway_served_is_drawn_and_can_be_replayed(tmp_path: Path
     assert result is not None
     assert result.requests == 6
     assert result.hit_rate == pytest.approx(whole.reachable, abs=0.05)
+
+
+async def test_logrotate_loses_no_request(tmp_path: Path) -> None:
+    log, asked = tmp_path / "access.log", b'{"model":"sim","prompt":"hello","max_tokens":1}'
+    async with (
+        Cluster(1, Settings(time_scale=0)) as cluster,
+        GatewayProcess.serving(
+            tmp_path, cluster.urls, access_log={"path": str(log)}, shutdown={"grace_s": 0}
+        ) as gateway,
+    ):
+        async with asyncio.timeout(10):
+            while (await get(gateway.url, "/readyz")).status != 200:
+                pass
+        assert (await call(gateway.url, "/v1/completions", asked, [])).status == 200
+        await until(lambda: log.read_bytes().count(b"\n") == 1)
+        log.rename(tmp_path / "access.log.1")
+        gateway.signal(signal.SIGHUP)
+        assert (await call(gateway.url, "/v1/completions", asked, [])).status == 200
+        gateway.signal(signal.SIGTERM)
+        assert await gateway.exit_status() == 0
+    lines = LogLines([tmp_path / "access.log.1", log])
+    assert (len(list(lines)), len(log.read_bytes().splitlines())) == (2, 1)
