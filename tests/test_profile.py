@@ -21,7 +21,7 @@ from loadtests.settings import Settings
 from loadtests.simulate import Simulation
 from loadtests.traces import Row, azure, mooncake
 from tests.gateway_process import GatewayProcess
-from tests.wire.client import call, get
+from tests.wire.client import PATIENCE_S, call, get
 from tests.wire.house import serving, until
 
 
@@ -112,7 +112,7 @@ async def test_logrotate_loses_no_request(tmp_path: Path) -> None:
             tmp_path, cluster.urls, access_log={"path": str(log)}, shutdown={"grace_s": 0}
         ) as gateway,
     ):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while (await get(gateway.url, "/readyz")).status != 200:
                 pass
         assert (await call(gateway.url, "/v1/completions", asked, [])).status == 200
