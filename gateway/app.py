@@ -13,17 +13,15 @@ import logging
 import os
 import secrets
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
-from typing import BinaryIO
 
 import aiohttp
 from aiohttp import web
 
-from gateway.accesslog import AccessLog
+from gateway.accesslog import AccessLog, open_log
 from gateway.accountpages import AccountPages, LimitState
 from gateway.accounts import Keeper
 from gateway.admin import admin_app
@@ -169,6 +167,7 @@ class Gateway:
             keepalive_s=config.admission.keepalive_s,
             metrics=self.metrics,
             on_record=self._record,
+            prints=None if self._access_log is None else self._access_log.prints,
             is_draining=lambda: self._is_draining,
             new_id=self._new_id,
             listen=config.listen,
@@ -345,8 +344,8 @@ class Gateway:
         """Name a request as nobody can foresee: engines refuse a name that runs already, whoever's it is."""
         return f"req_{os.urandom(10).hex()}"
 
-    def _record(self, record: RequestRecord, trace_id: str | None) -> None:  # None where its spans are not kept
-        self.metrics.observe(record, trace_id)
+    def _record(self, record: RequestRecord) -> None:
+        self.metrics.observe(record, record.trace_id)
         self.scaling.note(record)
         self._keeper.note(record)
         if self._access_log is not None:
@@ -359,14 +358,11 @@ class Gateway:
             raise StartError(str(error)) from error
 
     def _open_access_log(self) -> AccessLog | None:
-        path = self._config.access_log.path
-        if path is None:
-            return None
+        config = self._config.access_log
         try:
-            file: BinaryIO = sys.stdout.buffer if path == "-" else open(path, "ab")  # noqa: SIM115  # closed by AccessLog
+            return open_log(config, lambda: self.metrics.log_drops.add(()))
         except OSError as error:
-            raise StartError(f"cannot write the access log {path}: {reason(error)}") from error
-        return AccessLog(file, lambda: self.metrics.log_drops.add(()))
+            raise StartError(f"cannot write the access log {config.path}: {reason(error)}") from error
 
 
 def usage_store(config: Config, line: Line | None, limiter: Limiter) -> Store:

@@ -106,6 +106,9 @@ class Intake:
             needs=route.path if secret is not None else "",
         )
         trace.prompt_tokens = prompt_tokens
+        trace.service_class = service_class
+        if route.prefills:
+            trace.prefix, trace.unit_tokens, trace.ring_key = reading.prefix, reading.unit_tokens, key
         sure = prompt_tokens if reading.is_exact else int(SURE_SHARE * prompt_tokens)
         trace.begin(Hop.POOL)
         standing = self._fleet.standing(inference, sure, route.prompt_field)

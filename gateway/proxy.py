@@ -60,6 +60,7 @@ from gateway.trace import CLIENT_LEFT, Trace, kvlane_lines, outcome_of, own_line
 from gateway.tracing import Tracing
 from gateway.upstream import Upstream
 from policies.endpoint import Endpoint
+from policies.fingerprint import Fingerprinter
 from policies.own import OwnPrefixes
 from policies.pools import Standing
 from policies.record import Outcome, RequestRecord
@@ -89,7 +90,8 @@ class Proxy:
         gate: Gate,
         keepalive_s: float | None,
         metrics: Metrics,
-        on_record: Callable[[RequestRecord, str | None], None],
+        on_record: Callable[[RequestRecord], None],
+        prints: Fingerprinter | None,
         is_draining: Callable[[], bool],
         new_id: Callable[[], str],
         listen: Listen,
@@ -110,6 +112,7 @@ class Proxy:
         self._keepalive_s = keepalive_s
         self._metrics = metrics
         self._on_record = on_record
+        self._prints = prints
         self._is_draining = is_draining
         self._new_id = new_id
         self._listen = listen
@@ -221,7 +224,11 @@ class Proxy:
         tried: set[Endpoint] = set()
         trace.begin(Hop.QUEUE)
         self._tracing.explain(trace.hops, exchange.inference, standing, tried)
-        place = await self._enter(exchange, standing, client, trace)
+        came_at = self._clock()
+        try:
+            place = await self._enter(exchange, standing, client, trace)
+        finally:
+            trace.waited_s = self._clock() - came_at
         trace.admitted(place.predicted_wait_s, has_waited=place.has_waited)
         with place:
             while True:
@@ -348,8 +355,6 @@ class Proxy:
             trace.outcome = outcome_of(failure.answer.status)
         return client.reply(failure.answer.status, failure.lines + own_lines(trace), failure.answer.body)
 
-    # Small parts.
-
     def _own_tokens(self, exchange: Exchange) -> int | None:
         """Count what a tenant has sent before of the prompt that is served to it now; None: there are no others."""
         if self._tenants.are_few:
@@ -389,5 +394,6 @@ class Proxy:
             trace.outcome = outcome_of(client.status)
         trace.begin(Hop.SETTLE)
         trace.ended()
-        record = trace.finish(self._clock())
-        self._on_record(record, self._tracing.end(trace, record))
+        record = trace.finish(self._clock(), self._prints)
+        record.trace_id = self._tracing.end(trace, record)
+        self._on_record(record)

@@ -136,6 +136,18 @@ class AccessLog(Section):
     """One JSON line a request."""
 
     path: str | None = Field(None, description="File to append to, `-` for standard output; none by default.")
+    max_bytes: Annotated[int, Field(ge=4096), BeforeValidator(no_bool)] | None = Field(
+        256 * MEBIBYTE,
+        description="A file of so many bytes is moved to FILE.1, that to FILE.2, and so on. None: only others move it, "
+        "logrotate for one; that is followed either way, without a signal.",
+    )
+    keep: Annotated[Count, Field(le=1000)] = Field(4, description="Files kept beside it; older ones are deleted.")
+    key: Annotated[str, Field(pattern=r"^[!-~]{16,64}$")] | None = Field(
+        None,
+        repr=False,
+        description="By which fingerprints of prompts are hashed: logs with the same can be compared. None: one that "
+        "is made up once, and kept in FILE.key.",
+    )
 
 
 class TracingConfig(Section):

@@ -10,8 +10,10 @@ from enum import Enum
 
 from gateway.hops import Hop, Hops
 from gateway.usage import Usage
+from policies.fingerprint import Fingerprinter
 from policies.policy import Choice, Reason
 from policies.record import Outcome, RequestRecord
+from policies.request import BlockHash
 
 CLIENT_LEFT = 499  # nobody is told; it is how logs and metrics call it
 _OUTCOMES = {429: Outcome.REFUSED, 503: Outcome.REFUSED, CLIENT_LEFT: Outcome.DISCONNECTED}
@@ -34,6 +36,12 @@ class Trace:
     dispatched_at: float | None = None
     predicted_wait_s: float | None = None
     """In the queue, as predicted when it came."""
+    waited_s: float | None = None
+    """In the queue; None where it never came there."""
+    service_class: str | None = None
+    prefix: tuple[BlockHash, ...] = ()
+    unit_tokens: int | None = None
+    ring_key: BlockHash | None = None
     first_token_at: float | None = None
     last_byte_at: float | None = None
     prompt_tokens: int = 0
@@ -95,21 +103,27 @@ class Trace:
         if on_end is not None:
             on_end()
 
-    def finish(self, now: float) -> RequestRecord:
-        """Make the record of a request that has ended."""
+    def finish(self, now: float, prints: Fingerprinter | None = None) -> RequestRecord:
+        """Make the record of a request that has ended.
+
+        Args:
+            prints: Makes the fingerprint of its prompt; None: it gets none.
+        """
         usage = self.usage
         output_tokens = usage.output_tokens if usage is not None else None
         if output_tokens is None:
             output_tokens = self.counted_tokens or None
         prompt_tokens = usage.prompt_tokens if usage is not None else None
-        ttft_s = tpot_s = None
+        unix_s = time.time() - now  # of what is told in Unix time
+        ttft_s = tpot_s = first_token_at = None
         if self.is_stream and self.first_token_at is not None:
+            first_token_at = unix_s + self.first_token_at
             ttft_s = self.first_token_at - self.arrived_at
             if self.last_byte_at is not None and output_tokens is not None and output_tokens > 1:
                 tpot_s = (self.last_byte_at - self.first_token_at) / (output_tokens - 1)
         return RequestRecord(
             id=self.id,
-            arrived_at=time.time() - (now - self.arrived_at),
+            arrived_at=unix_s + self.arrived_at,
             tenant=self.tenant,
             model=self.model,
             route=self.route,
@@ -129,6 +143,15 @@ class Trace:
             output_tokens=output_tokens,
             cached_tokens=usage.cached_tokens if usage is not None else None,
             predicted_cached_tokens=self.choice.cached_tokens if self.choice is not None else None,
+            dispatched_at=None if self.dispatched_at is None else unix_s + self.dispatched_at,
+            first_token_at=first_token_at,
+            finished_at=unix_s + now,
+            waited_s=self.waited_s,
+            predicted_wait_s=self.predicted_wait_s,
+            service_class=self.service_class,
+            prefix="" if prints is None else prints.of(self.prefix),
+            unit_tokens=self.unit_tokens,
+            ring_key=None if prints is None or self.ring_key is None else prints.mark(self.ring_key),
         )
 
 

@@ -49,6 +49,8 @@ LEVELS = (
         "keys",
         "homes",
         "accesslog",
+        "logfile",
+        "loglines",
         "engines.*",
         "discovery.*",
         "models",
@@ -73,12 +75,13 @@ LEVELS = (
     ),
     ("guard", "tenantwatch", "keystores", "gauges", "scaling", "looplag", "accounts"),
     ("admin", "accountpages"),
+    ("profile.*",),
     # 3: the life of a request
     ("proxy + exchange + attempt + stored + intake + demand",),
     # 4: builds everything
     ("app",),
     # 5: the command
-    ("cli + __main__ + keycli + tenantcli + usagecli + metricscli + terminal",),
+    ("cli + __main__ + keycli + tenantcli + usagecli + metricscli + profilecli + terminal",),
 )
 
 MAY_KNOW = {
@@ -88,6 +91,7 @@ MAY_KNOW = {
     "deltas": {"tokens"},
     "plain": {"tokens"},
     "engines.adapter": {"config"},
+    "accesslog": {"logfile"},
 }
 """The few that may import a module of their own level."""
 
@@ -106,8 +110,9 @@ ONLY_IN = {
     "opentelemetry": {"gateway.spans", "gateway.tracing"},
     "huggingface_hub": {"gateway.tokens.loading"},
     "fastokens": {"gateway.tokens.checks"},
-    "jinja2": {"gateway.tokens.template", "gateway.tokens.content", "gateway.tokens.loading"},
+    "jinja2": {"gateway.tokens.template", "gateway.tokens.content", "gateway.tokens.loading", "gateway.profile.page"},
     "httptools": {"gateway.connection"},
+    "matplotlib": {"gateway.profile.charts"},
     "zmq": {"gateway.kvstream"},
     "msgspec": {"gateway.engines.kvevents"},
     "typer": {
@@ -116,6 +121,7 @@ ONLY_IN = {
         "gateway.tenantcli",
         "gateway.usagecli",
         "gateway.metricscli",
+        "gateway.profilecli",
     },
     "uvloop": {"gateway.cli"},
     "policies.books": {"gateway.lease"},
