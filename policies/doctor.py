@@ -28,7 +28,7 @@ from xxhash import xxh3_64_intdigest
 
 from policies.findings import SAME_CONTENT, Fault, Finding
 from policies.generations import Generations
-from policies.places import Group, Node, Spot, Waste
+from policies.places import MIN_REQUESTS, Group, Node, Spot, Waste
 from policies.shape import shape_of
 from policies.walk import Walk
 
@@ -36,7 +36,7 @@ MEMORY = 1 << 15  # chains of a generation, and a quarter of that of nodes
 MAX_GROUPS = 256
 REORDERED = (Fault.BLOCK_ORDER, Fault.KEY_ORDER)
 
-MIN_PRESENCE = 0.3  # of prompts that end alike to call it constant: a document that is often retrieved is in fewer
+MIN_PRESENCE = 0.5  # of prompts that end alike to call it constant: the document that is retrieved most is in fewer
 MIN_SEEN = 3  # requests, before a text is called constant
 
 
@@ -104,7 +104,7 @@ class Doctor:
 
     # One prompt.
 
-    def _find(self, group: "Group", walk: "Walk", weight: int) -> None:
+    def _find(self, group: Group, walk: Walk, weight: int) -> None:
         """Find where a prompt parts from those before it, and what that wastes."""
         spot: Spot | None = None
         blamed: Fault | None = None
@@ -126,42 +126,48 @@ class Doctor:
                     return
                 spot.breaks += 1
                 blamed = fault
-            if fault in SAME_CONTENT and node.count >= MIN_SEEN:
+            if fault in SAME_CONTENT:
                 spot.waste(segment.size, weight)
 
-    def _lose(self, group: "Group", walk: "Walk", at: int, weight: int) -> None:
+    def _lose(self, group: Group, walk: Walk, at: int, weight: int) -> None:
         """Judge a prompt that goes on from `at` as none before it."""
+        came_to = at
         above = self._nodes.get(walk.above(at))
-        if above is None or above.count < MIN_SEEN:
+        while came_to and above is not None and above.count < MIN_REQUESTS:
+            came_to -= 1
+            above = self._nodes.get(walk.above(came_to))
+        if above is None:
             return
         fault = self._compare(walk, at)
         segment = walk.segments[at]
         enough = max(MIN_SEEN, MIN_PRESENCE * above.count)
+        is_ending_alike = above.tails.get(walk.tails[at], 0) >= enough
         wasted = 0
         for n, each in enumerate(walk.segments[at:], at):
             is_own = each.place == segment.place
             count = self._alike.get(walk.endings[n] if is_own else walk.beginnings[n])
-            if (is_own and fault in REORDERED) or (count is not None and count[0] >= enough):
+            is_alike = count is not None and count[0] >= enough and (is_ending_alike or not is_own)
+            if is_alike or (is_own and fault in REORDERED):
                 wasted += each.size
-        spot = group.spot(fault, segment, walk.positions[at], None, walk.above(at)) if wasted else None
+        spot = group.spot(fault, segment, walk.positions[at], None, walk.above(came_to)) if wasted else None
         if spot is not None:
             spot.breaks += 1
             spot.waste(wasted, weight)
 
-    def _compare(self, walk: "Walk", at: int) -> Fault:
+    def _compare(self, walk: Walk, at: int) -> Fault:
         """Say how a prompt differs, from `at` to the end of its part, from the last that came as far."""
         theirs = self._below.get(walk.above(at))
         if theirs is None:
             return Fault.VARYING
-        place = walk.segments[at].place
-        mine = [segment for segment in walk.segments[at:] if segment.place == place]
-        frames = Counter(segment.frame for segment in mine)
-        if frames == Counter(theirs):
-            members = sum(any(mark.kind == "k" for mark in segment.marks) for segment in mine)
-            return Fault.KEY_ORDER if 2 * members > len(mine) else Fault.BLOCK_ORDER
-        return Fault.INSERTED if theirs[0] in frames or mine[0].frame in theirs else Fault.VARYING
+        mine = walk.rest_of_part(at)
+        if len(mine) == len(theirs) and Counter(mine) == Counter(theirs):
+            moved = [walk.segments[at + n] for n, frame in enumerate(mine) if frame != theirs[n]]
+            members = sum(any(mark.kind == "k" for mark in segment.marks) for segment in moved)
+            return Fault.KEY_ORDER if 2 * members > len(moved) else Fault.BLOCK_ORDER
+        is_longer = mine[-len(theirs) :] == theirs or theirs[-len(mine) :] == mine
+        return Fault.INSERTED if is_longer else Fault.VARYING
 
-    def _remember(self, group: "Group", walk: "Walk") -> None:
+    def _remember(self, group: Group, walk: Walk) -> None:
         size = sum(segment.size for segment in walk.segments)
         group.requests += 1
         root = self._nodes.get(group.root)
@@ -170,6 +176,7 @@ class Doctor:
             self._nodes.put(group.root, root)
         root.count += 1
         root.size += size
+        root.end(walk.tails[0])
         is_kept = True
         for at, segment in enumerate(walk.segments):
             node = self._nodes.get(walk.frames[at])
@@ -178,6 +185,7 @@ class Doctor:
                 self._nodes.put(walk.frames[at], node)
                 self._below.put(walk.above(at), walk.rest_of_part(at))
             node.note(segment, size)
+            node.end(walk.tails[at + 1])
             is_kept = is_kept and not node.never_repeats
             if is_kept:
                 self._chains.put(walk.chains[at], True)

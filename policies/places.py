@@ -25,7 +25,7 @@ HOUR_S, DAY_S = 3600.0, 86_400.0
 class Node:
     """A frame, behind all frames before it."""
 
-    __slots__ = ("count", "distinct", "marks", "size", "values")
+    __slots__ = ("count", "distinct", "marks", "size", "tails", "values")
 
     def __init__(self) -> None:
         self.count = 0
@@ -37,6 +37,9 @@ class Node:
         """Requests by exact text."""
         self.marks: dict[str, tuple[Mark, ...]] = {}
         """Of those texts."""
+
+        self.tails: dict[int, int] = {}
+        """Requests by how the part ends that goes on behind it."""
 
     @property
     def never_repeats(self) -> bool:
@@ -56,6 +59,12 @@ class Node:
             del self.values[rarest], self.marks[rarest]
         self.values[segment.exact] = 1
         self.marks[segment.exact] = segment.marks
+
+    def end(self, tail: int) -> None:
+        """Count how a part ends that goes on from here."""
+        if tail not in self.tails and len(self.tails) >= MAX_VALUES:
+            del self.tails[min(self.tails, key=self.tails.__getitem__)]
+        self.tails[tail] = self.tails.get(tail, 0) + 1
 
     def fault_of(self, segment: Segment) -> Fault:
         """Say by what a new text differs from those of this frame: from the one that it is nearest to."""
@@ -115,8 +124,8 @@ class Group:
         self.spots: dict[tuple[Fault, str, int], Spot] = {}
 
     def spot(self, fault: Fault, segment: Segment, position: int, node: int | None, above: int) -> Spot | None:
-        """Give the spot of a fault; None: there are too many. What is lost is lost at many lines: that is one spot."""
-        key = (fault, segment.place, segment.line if node is not None else -1)
+        """Give the spot of a fault; None: there are too many. What is lost, and white space, has one for all lines."""
+        key = (fault, segment.place, -1 if node is None or fault is Fault.WHITE_SPACE else segment.line)
         spot = self.spots.get(key)
         if spot is None:
             if len(self.spots) >= MAX_SPOTS:

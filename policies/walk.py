@@ -4,11 +4,13 @@ from xxhash import xxh3_64_intdigest
 
 from policies.shape import Segment
 
+TAIL_BYTES = 256  # 64 tokens: a shorter ending that all have is not worth a word
+
 
 class Walk:
     """A prompt, hashed along its segments."""
 
-    __slots__ = ("beginnings", "chains", "endings", "frames", "positions", "root", "segments")
+    __slots__ = ("beginnings", "chains", "endings", "frames", "positions", "root", "segments", "tails")
 
     def __init__(self, root: int, segments: tuple[Segment, ...]) -> None:
         self.root = root
@@ -37,13 +39,22 @@ class Walk:
             self.beginnings.append(part)
             self.positions.append(position)
             position += segment.size
-        place = ""
+        self.tails: list[int] = [0] * (len(segments) + 1)
+        """Of exact texts: the last TAIL_BYTES of the part that a segment is in; the last is of no part."""
+        place, tail, size = "", root, 0
         for at in range(len(segments) - 1, -1, -1):
             segment = segments[at]
             if segment.place != place:
-                place = segment.place
+                place, size = segment.place, 0
                 part = _link(place + "end", root)
             part = self.endings[at] = _link(segment.exact, part)
+            if size < TAIL_BYTES:
+                tail = part
+            self.tails[at] = tail
+            size += segment.size
+        for at in range(1, len(segments)):  # the whole part's, from its first segment on
+            if segments[at].place == segments[at - 1].place:
+                self.tails[at] = self.tails[at - 1]
 
     def above(self, at: int) -> int:
         """Name the node before a segment."""
