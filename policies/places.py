@@ -176,8 +176,12 @@ class Group:
                 )
 
     def _came(self, spot: Spot, nodes: Generations[Node]) -> tuple[int, int]:
-        """Count the requests that came to a spot, and the bytes of their prompts, those of one path once or more."""
-        found = _known(spot.above, nodes)
+        """Count the requests that came to a spot, and the bytes of their prompts.
+
+        Of a known frame those that have it, else those that came to where it would be; at nodes one behind the other
+        they count more than once, so that shares come out too small rather than too large.
+        """
+        found = _known(spot.nodes or spot.above, nodes)
         return min(self.requests, sum(node.count for node in found)), sum(node.size for node in found)
 
     def _is_sure(self, fault: Fault, spot: Spot, nodes: Generations[Node]) -> bool:
