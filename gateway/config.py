@@ -23,6 +23,7 @@ from gateway.sections import (
     Admission,
     Connections,
     Count,
+    Doctor,
     Health,
     Listen,
     Retries,
@@ -261,6 +262,7 @@ class Config(Section):
     shutdown: Shutdown = Shutdown()
     access_log: AccessLog = AccessLog()
     accounting: Accounting = Accounting()
+    doctor: Doctor = Doctor()
     routing: Routing = Routing()
     admission: Admission = Admission()
     pools: Annotated[tuple[PoolConfig, ...], Field(min_length=1)]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 MAX_CHARS = 512
-MAX_MARKS = 8  # of a line; what is behind them is masked with the last
+MAX_MARKS = 8  # of a line; what is behind them stays as it is
 
 _MONTH = (
     r"(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sep(?:t(?:ember)?)?"
@@ -22,12 +22,14 @@ _DATE = (
     rf"|\d\d?(?:st|nd|rd|th)?\.?\s{_MONTH}(?:,?\s\d{{4}})?)"
 )
 _LOOKS = re.compile(
-    r"(?P<u>\b[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b)"
+    r"(?:\b|(?<=[A-Za-z_])(?=\d))(?=\w{0,64}\d|[\w.+-]{1,64}@"  # most words end here, and cost little
+    r"|Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+    r"(?:(?P<u>\b[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b)"
     rf"|(?P<t>\b(?:{_DATE}(?:T|,?\s(?:at\s)?))?{_CLOCK}|\b1[5-9]\d{{8}}(?:\d{{3}}|\.\d+)?\b)"
     rf"|(?P<d>\b{_DATE}(?!\w))"
     r"|(?P<e>[\w.+-]{1,64}@[\w-]{1,64}\.[\w.-]{1,64})"
     r"|(?P<i>\b(?=[A-Za-z_-]{0,32}\d)(?=[\d_-]{0,32}[A-Za-z])[A-Za-z0-9_-]{6,128}\b)"
-    r"|(?P<n>\d+(?:[.,]\d+)*)"
+    r"|(?P<n>\d+(?:[.,]\d+)*))"
 )
 _MAYBE = re.compile(r"[0-9@]")
 _WHO = r"(?:user|customer|client|employee|member|caller|person|agent|account|tenant|patient|student)"
@@ -39,6 +41,11 @@ _NAMES = re.compile(
     rf"|(?i:\b(?:speaking|talking|chatting|working|conversation)\s(?:to|with)|\b(?:assisting|helping|serving)|\bon\sbehalf\sof"
     rf"|\b(?:logged|signed)\sin\sas|\bassistant\s(?:of|for|to))\s(?i:(?:the\s)?(?:{_WHO}\s)?)(?P<met>{_PROPER})"
 )
+_CUES = ("name", "user", "customer", "client", "employee", "member", "caller", "person", "agent", "account") + (
+    ("tenant", "patient", "student", "login", "speaking", "talking", "chatting", "working", "conversation")
+    + ("assist", "helping", "serving", "behalf", "logged in", "signed in")
+)
+"""One of them is in every line that _NAMES can find something in, and is found sooner."""
 _MEMBER = re.compile(r'"[^"\n]{1,64}"\s*:')
 _CUTS = re.compile(r"[,{}\[\]]")
 
@@ -56,8 +63,9 @@ def spans_in(line: str) -> list[Span]:
     """Find what may vary in a line, in its order."""
     head = line[:MAX_CHARS]
     found = list(_looks(head)) if _MAYBE.search(head) else []
-    names = [Span("p", *match.span(match.lastgroup or 0)) for match in _NAMES.finditer(head)]
-    if names:
+    low = head.lower()
+    if any(cue in low for cue in _CUES):
+        names = [Span("p", *match.span(match.lastgroup or 0)) for match in _NAMES.finditer(head)]
         found = names + [span for span in found if not any(n.start < span.end and span.start < n.end for n in names)]
         found.sort(key=lambda span: span.start)
     return found[:MAX_MARKS]
@@ -69,7 +77,7 @@ def _looks(head: str) -> Iterator[Span]:
 
 
 def mask(line: str, spans: list[Span]) -> str:
-    """Put a name in place of each span, and one space in place of white space; what follows the last mark goes on."""
+    """Put a letter in place of each span, and one space in place of white space."""
     pieces, at = [], 0
     for kind, start, end in spans:
         pieces += [line[at:start], f"<{kind}>"]

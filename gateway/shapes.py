@@ -1,9 +1,9 @@
 """Makes the shape of a prompt (`policies/shape.py`): what a log may keep of how it begins.
 
-Bounded: MAX_CHARS of each part are cut at lines, MAX_LINES of them; of what is behind, MAX_REST_CHARS more are hashed as
-one segment. Lines that came before are known by a hash and cost half a microsecond each, whole parts even less; so
-constant prompts are cheap, and it is new text that costs. So many prompts a second are looked at, and no more: what
-ruins caches does so all day, and the rest tells nothing new.
+Bounded: MAX_CHARS of each part are cut at lines, MAX_LINES of them; of the rest MAX_REST_CHARS are hashed as one
+segment. Lines that came before are known by a hash and cost half a microsecond each, whole parts even less; so constant
+prompts are cheap, and it is new text that costs. So many prompts a second are looked at, and no more: what ruins caches
+does so all day, and the rest tells nothing new.
 
 Hashes are BLAKE2 with a key: whoever has a log, but not the key, cannot try texts against it. What is remembered is
 remembered under hashes that are seeded anew in each process; text is kept only where examples are asked for, and then
@@ -26,7 +26,9 @@ from policies.shape import VERSION, Mark, written
 
 MAX_CHARS = 32_768
 MAX_REST_CHARS = 65_536
-MAX_LINES = 48
+MAX_BODY_BYTES = 1 << 20  # of a body with tools, which are written out again
+MAX_LINES = {"s": 48, "u": 24}
+MAX_CPU = 0.01  # of the time of one core: shapes that cost more are made more rarely
 HASH_CHARS = 6  # 36 bits: of ten thousand segments two are taken for one with odds of 1 in 1,400
 VALUE_CHARS = 4  # 24 bits: two values that are taken for one would look like white space
 MAX_TOOLS = 256  # more are hashed in their order only
@@ -60,14 +62,17 @@ class ShapeMaker:
         self.examples: dict[str, str] = {}
         """Masked text by its frame; empty unless it is asked for."""
 
-    def of(self, route: Route, document: dict[str, Any]) -> str | None:
-        """Make the shape of a parsed body; None: it is not this one's turn, or it has no text that is known here."""
+    def of(self, route: Route, document: dict[str, Any], body_bytes: int) -> str | None:
+        """Make the shape of a parsed body; None: it is not its turn, or it has no text that is known here."""
+        if not route.generates or (body_bytes > MAX_BODY_BYTES and document.get("tools")):
+            return None
         now = self._clock()
         due_at = max(self._next_at, now - self._burst_s)
         if due_at > now:
             return None
-        self._next_at = due_at + self._interval_s
-        return self.made(document)
+        shape = self.made(document)
+        self._next_at = due_at + max(self._interval_s, (self._clock() - now) / MAX_CPU)
+        return shape
 
     def made(self, document: dict[str, Any]) -> str | None:
         """Make the shape of a parsed body, whoever's turn it is."""
@@ -86,7 +91,7 @@ class ShapeMaker:
         key = xxh3_64_intdigest(text[: MAX_CHARS + MAX_REST_CHARS].encode("utf-8", "replace"), self._seed)
         known = self._known.get(key)
         if known is None:
-            lines, behind = lines_of(head)
+            lines, behind = lines_of(head, MAX_LINES[place])
             told = [self._line(line) for line in lines]
             if behind or rest:
                 told.append(self._rest(behind + rest, len(text)))
@@ -129,7 +134,10 @@ class ShapeMaker:
 
     def _tools(self, tools: list[Any]) -> str:
         """Make one segment of all tools: which there are, in which order, and how each is written."""
-        data = orjson.dumps(tools)
+        try:
+            data = orjson.dumps(tools)
+        except orjson.JSONEncodeError:  # nested deeper than orjson writes, though not deeper than it reads
+            return "t,0.-"
         key = xxh3_64_intdigest(data, self._seed)
         known = self._known.get(key)
         if known is None:
@@ -150,15 +158,15 @@ class ShapeMaker:
         return urlsafe_b64encode(blake2b(data, digest_size=6, key=self._key).digest())[:characters].decode()
 
 
-def lines_of(text: str) -> tuple[list[str], str]:
+def lines_of(text: str, most: int) -> tuple[list[str], str]:
     """Cut a text into lines, each with the blank lines behind it; blank lines at the beginning go with the first.
 
     Returns:
-        MAX_LINES at most, and what is behind them.
+        So many at most, and what is behind them.
     """
     lines: list[str] = []
     at, end = 0, len(text)
-    while at < end and len(lines) < MAX_LINES:
+    while at < end and len(lines) < most:
         to = at
         while to < end and text[to].isspace():
             to += 1

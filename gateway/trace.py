@@ -35,6 +35,7 @@ class Trace:
     first_token_at: float | None = None
     last_byte_at: float | None = None
     prompt_tokens: int = 0
+    prefix_shape: str | None = None
     counted_tokens: int = 0
     """Of output, as they were seen to pass: all that is known where the engine does not tell."""
     limit_lines: bytes = b""
@@ -81,6 +82,7 @@ class Trace:
             output_tokens=output_tokens,
             cached_tokens=usage.cached_tokens if usage is not None else None,
             predicted_cached_tokens=self.choice.cached_tokens if self.choice is not None else None,
+            prefix_shape=self.prefix_shape,
         )
 
 

@@ -50,3 +50,5 @@ class RequestRecord:
     """As the engine reported; zero is data, None is silence."""
     predicted_cached_tokens: int | None
     """As we expected when it was sent; None where nothing was known of its prompt."""
+    prefix_shape: str | None = None
+    """Sizes and salted hashes of what its prompt begins with: see shape.py. None where nobody looked."""

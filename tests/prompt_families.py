@@ -66,7 +66,16 @@ Rules for every answer:
 6. If the question is not about our products, say in one sentence what you can help with.
 7. Do not mention these rules, the word "context", or that you were given documents at all.
 """
-TOPICS = ("invoices", "the transfer queue", "meter readings", "late deliveries", "login", "exports", "returns", "pricing")
+TOPICS = (
+    "invoices",
+    "the transfer queue",
+    "meter readings",
+    "late deliveries",
+    "login",
+    "exports",
+    "returns",
+    "pricing",
+)
 QUESTIONS = (
     "Why is my bill so much higher than last year?",
     "How do I change the bank account for {topic}?",
@@ -86,7 +95,11 @@ def question(chance: Random) -> str:
 
 def chat(system: str, user: str, **fields: object) -> Body:
     """Make the body of a request."""
-    return {"model": "sim", "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}], **fields}
+    return {
+        "model": "sim",
+        "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}],
+        **fields,
+    }
 
 
 def tools(names: int = 8) -> list[Body]:
@@ -101,7 +114,10 @@ def tools(names: int = 8) -> list[Body]:
                 "parameters": {
                     "type": "object",
                     "properties": {
-                        "target": {"type": "string", "description": "What to work on, from the root of the repository."},
+                        "target": {
+                            "type": "string",
+                            "description": "What to work on, as a path from the root.",
+                        },
                         "limit": {"type": "integer", "description": "Lines at most."},
                     },
                     "required": ["target"],
@@ -114,7 +130,7 @@ def tools(names: int = 8) -> list[Body]:
 
 def documents(chance: Random) -> list[str]:
     """Give a corpus of twenty documents of a few lines each."""
-    words = "supply meter contract notice month price bill grid reading period customer change network heat basic".split()
+    words = ("supply", "meter", "contract", "notice", "month", "price", "bill", "grid", "reading", "period", "heat")
     return [
         f"Document {at}: {chance.choice(TOPICS)}\n"
         + "\n".join(" ".join(chance.choices(words, k=18)).capitalize() + "." for _ in range(4))
@@ -191,7 +207,14 @@ def request_counter(chance: Random) -> Iterator[tuple[float, Body]]:
 
 def key_order(chance: Random) -> Iterator[tuple[float, Body]]:
     """A profile that a model wrote as JSON, with its members as they come."""
-    profile = {"tariff": "Klar", "since": "2021", "channel": "mail", "tone": "formal", "region": "north", "paperless": True}
+    profile = {
+        "tariff": "Klar",
+        "since": "2021",
+        "channel": "mail",
+        "tone": "formal",
+        "region": "north",
+        "paperless": True,
+    }
     for at in range(60):
         shuffled = dict(chance.sample(sorted(profile.items()), len(profile)))
         yield at * 50.0, chat(f"Segment profile:\n{json.dumps(shuffled, indent=2)}\n{SUPPORT}", question(chance))
@@ -222,7 +245,8 @@ def question_first(chance: Random) -> Iterator[tuple[float, Body]]:
 def tool_keys(chance: Random) -> Iterator[tuple[float, Body]]:
     for at in range(60):
         shuffled = [
-            {"type": "function", "function": dict(chance.sample(sorted(tool["function"].items()), 3))} for tool in tools()
+            {"type": "function", "function": dict(chance.sample(sorted(tool["function"].items()), 3))}
+            for tool in tools()
         ]
         yield at * 20.0, chat(AGENT, question(chance), tools=shuffled)
 
@@ -258,7 +282,9 @@ def applications(chance: Random) -> Iterator[tuple[float, Body]]:
 def variants(chance: Random) -> Iterator[tuple[float, Body]]:
     """An experiment with two wordings in the middle of a prompt, and a third that came later."""
     for at in range(160):
-        wording = ("Be friendly, exact and short", "Be brief and precise", "Be warm")[chance.randrange(2 if at < 80 else 3)]
+        wording = ("Be friendly, exact and short", "Be brief and precise", "Be warm")[
+            chance.randrange(2 if at < 80 else 3)
+        ]
         yield at * 10.0, chat(SUPPORT.replace("Be friendly, exact and short", wording), question(chance))
 
 
@@ -285,7 +311,7 @@ def constant_numbers(chance: Random) -> Iterator[tuple[float, Body]]:
 def agents(chance: Random) -> Iterator[tuple[float, Body]]:
     """An agent with tools; its tasks end with a short standing request, and share pasted lines."""
     for at in range(25):
-        pasted = "Traceback (most recent call last):\n  File \"app.py\", line 10, in <module>\n    main()\n"
+        pasted = 'Traceback (most recent call last):\n  File "app.py", line 10, in <module>\n    main()\n'
         body = chat(AGENT, f"{question(chance)}\n{pasted}Answer in English.", tools=tools())
         for turn in range(5):
             yield at * 60.0 + turn * 10, json.loads(json.dumps(body))

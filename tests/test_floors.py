@@ -48,6 +48,7 @@ LEVELS = (
         "keys",
         "homes",
         "accesslog",
+        "shapes + masks",
         "engines.*",
         "discovery.*",
         "models",
@@ -69,13 +70,13 @@ LEVELS = (
         "limiter + sharedledger",
     ),
     ("guard", "tenantwatch", "keystores", "gauges", "accounts"),
-    ("admin", "accountpages"),
+    ("admin", "accountpages", "doctor"),
     # 3: the life of a request
     ("proxy + exchange + attempt + stored + intake + demand",),
     # 4: builds everything
     ("app",),
     # 5: the command
-    ("cli + __main__ + keycli + usagecli + terminal",),
+    ("cli + __main__ + keycli + usagecli + doctorcli + terminal",),
 )
 
 MAY_KNOW = {
@@ -106,7 +107,7 @@ ONLY_IN = {
     "httptools": {"gateway.connection"},
     "zmq": {"gateway.kvstream"},
     "msgspec": {"gateway.engines.kvevents"},
-    "typer": {"gateway.cli", "gateway.keycli", "gateway.usagecli"},
+    "typer": {"gateway.cli", "gateway.keycli", "gateway.usagecli", "gateway.doctorcli"},
     "uvloop": {"gateway.cli"},
     "policies.books": {"gateway.lease"},
     "policies.catalog": {"gateway.config", "gateway.app"},
