@@ -41,9 +41,10 @@ _NAMES = re.compile(
     rf"|(?i:\b(?:speaking|talking|chatting|working|conversation)\s(?:to|with)|\b(?:assisting|helping|serving)|\bon\sbehalf\sof"
     rf"|\b(?:logged|signed)\sin\sas|\bassistant\s(?:of|for|to))\s(?i:(?:the\s)?(?:{_WHO}\s)?)(?P<met>{_PROPER})"
 )
-_CUES = ("name", "user", "customer", "client", "employee", "member", "caller", "person", "agent", "account") + (
-    ("tenant", "patient", "student", "login", "speaking", "talking", "chatting", "working", "conversation")
-    + ("assist", "helping", "serving", "behalf", "logged in", "signed in")
+_CUES = (
+    *("name", "user", "customer", "client", "employee", "member", "caller", "person", "agent", "account", "tenant"),
+    *("patient", "student", "login", "speaking", "talking", "chatting", "working", "conversation", "assist"),
+    *("helping", "serving", "behalf", "logged in", "signed in"),
 )
 """One of them is in every line that _NAMES can find something in, and is found sooner."""
 _MEMBER = re.compile(r'"[^"\n]{1,64}"\s*:')

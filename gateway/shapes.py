@@ -1,9 +1,9 @@
 """Makes the shape of a prompt (`policies/shape.py`): what a log may keep of how it begins.
 
-Bounded: MAX_CHARS of each part are cut at lines, MAX_LINES of them; of the rest MAX_REST_CHARS are hashed as one
-segment. Lines that came before are known by a hash and cost half a microsecond each, whole parts even less; so constant
-prompts are cheap, and it is new text that costs. So many prompts a second are looked at, and no more: what ruins caches
-does so all day, and the rest tells nothing new.
+Bounded: of each part MAX_LINES at its beginning and LAST_LINES at its end are told one by one, and what is between them
+as one segment. Lines that came before are known by a hash and cost half a microsecond each, whole parts even less; so
+constant prompts are cheap, and it is new text that costs. So many prompts a second are looked at, and no more: what
+ruins caches does so all day, and the rest tells nothing new.
 
 Hashes are BLAKE2 with a key: whoever has a log, but not the key, cannot try texts against it. What is remembered is
 remembered under hashes that are seeded anew in each process; text is kept only where examples are asked for, and then
@@ -25,9 +25,11 @@ from gateway.routes import Route
 from policies.shape import VERSION, Mark, written
 
 MAX_CHARS = 32_768
-MAX_REST_CHARS = 65_536
+MAX_TAIL_CHARS = 4096
+MAX_SIZE = 10**9 - 1
 MAX_BODY_BYTES = 1 << 20  # of a body with tools, which are written out again
-MAX_LINES = {"s": 48, "u": 24}
+MAX_LINES = {"s": 40, "u": 16}
+LAST_LINES = 8  # of a part with more: constant text often stands at its end, behind documents
 MAX_CPU = 0.01  # of the time of one core: shapes that cost more are made more rarely
 HASH_CHARS = 6  # 36 bits: of ten thousand segments two are taken for one with odds of 1 in 1,400
 VALUE_CHARS = 4  # 24 bits: two values that are taken for one would look like white space
@@ -87,14 +89,17 @@ class ShapeMaker:
         return ";".join(parts) if len(parts) > 2 else None
 
     def _part(self, place: str, text: str) -> str:
-        head, rest = text[:MAX_CHARS], text[MAX_CHARS : MAX_CHARS + MAX_REST_CHARS]
-        key = xxh3_64_intdigest(text[: MAX_CHARS + MAX_REST_CHARS].encode("utf-8", "replace"), self._seed)
+        data = text[:MAX_CHARS].encode("utf-8", "replace")
+        if len(text) > MAX_CHARS:
+            data += b"%d" % len(text) + text[-MAX_TAIL_CHARS:].encode("utf-8", "replace")
+        key = xxh3_64_intdigest(data, self._seed)
         known = self._known.get(key)
         if known is None:
-            lines, behind = lines_of(head, MAX_LINES[place])
-            told = [self._line(line) for line in lines]
-            if behind or rest:
-                told.append(self._rest(behind + rest, len(text)))
+            first, middle, last = pieces_of(text, MAX_LINES[place])
+            told = [self._line(line) for line in first]
+            if middle:
+                told.append(self._middle(middle))
+            told += [self._line(line) for line in last]
             known = self._keep(key, ",".join(told))
         return f"{place},{known}"
 
@@ -128,9 +133,9 @@ class ShapeMaker:
             self.examples[frame] = masked[:200]
         return written(len(data), exact, frame, marks)
 
-    def _rest(self, text: str, size: int) -> str:
-        exact = self._hash(text.encode("utf-8", "replace"), HASH_CHARS)
-        return written(min(size, len(text)), exact, exact, [])
+    def _middle(self, text: str) -> str:
+        exact = self._hash(text[:MAX_CHARS].encode("utf-8", "replace") + b"%d" % len(text), HASH_CHARS)
+        return written(min(len(text), MAX_SIZE), exact, exact, [])
 
     def _tools(self, tools: list[Any]) -> str:
         """Make one segment of all tools: which there are, in which order, and how each is written."""
@@ -158,11 +163,25 @@ class ShapeMaker:
         return urlsafe_b64encode(blake2b(data, digest_size=6, key=self._key).digest())[:characters].decode()
 
 
-def lines_of(text: str, most: int) -> tuple[list[str], str]:
+def pieces_of(text: str, most: int) -> tuple[list[str], str, list[str]]:
+    """Cut a text into its first lines, so many at most, its last ones, and what is between them."""
+    first, size = lines_of(text[:MAX_CHARS], most)
+    rest = text[size:]
+    if not rest:
+        return first, "", []
+    end = rest[-MAX_TAIL_CHARS:]
+    if len(end) < len(rest):
+        end = end[end.find("\n") + 1 :]  # from where a line begins; if none does, all of it is one
+    lines, _ = lines_of(end, len(end))
+    last = lines[-LAST_LINES:]
+    return first, rest[: len(rest) - sum(map(len, last))], last
+
+
+def lines_of(text: str, most: int) -> tuple[list[str], int]:
     """Cut a text into lines, each with the blank lines behind it; blank lines at the beginning go with the first.
 
     Returns:
-        So many at most, and what is behind them.
+        So many at most, and their characters.
     """
     lines: list[str] = []
     at, end = 0, len(text)
@@ -177,7 +196,7 @@ def lines_of(text: str, most: int) -> tuple[list[str], str]:
             to = text.rfind("\n", at, to) + 1
         lines.append(text[at:to])
         at = to
-    return lines, text[at:]
+    return lines, at
 
 
 def beginning_of(document: dict[str, Any]) -> tuple[str, list[Any], str]:

@@ -136,7 +136,7 @@ class Doctor:
         while came_to and above is not None and above.count < MIN_REQUESTS:
             came_to -= 1
             above = self._nodes.get(walk.above(came_to))
-        if above is None:
+        if above is None or (at and not came_to):  # its kind is too rare so far to be told from all others
             return
         fault = self._compare(walk, at)
         segment = walk.segments[at]

@@ -45,7 +45,7 @@ class Segment(NamedTuple):
     place: str
     """A key of PLACES."""
     line: int
-    """In its part, from 0."""
+    """In its part, from 0; the middle of a long part counts as one."""
     size: int
     exact: str
     frame: str

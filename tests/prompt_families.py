@@ -170,7 +170,7 @@ def session_id(chance: Random) -> Iterator[tuple[float, Body]]:
 def user_name(chance: Random) -> Iterator[tuple[float, Body]]:
     for at in range(80):
         name = f"{chance.choice(NAMES)} {chr(65 + at % 26)}."
-        head = f"You are speaking with {name}, who has been a customer for {at % 9 + 1} years.\n"
+        head = f"You are speaking with {name}, who has been a customer for some years.\n"
         yield at * 30.0, chat(head + SUPPORT, question(chance))
 
 
@@ -231,10 +231,14 @@ def compact_key_order(chance: Random) -> Iterator[tuple[float, Body]]:
 
 
 def growing_memory(chance: Random) -> Iterator[tuple[float, Body]]:
-    notes: list[str] = []
-    for at in range(60):
-        notes.append(f"- The user prefers answers about {chance.choice(TOPICS)} in case {chr(97 + at % 26)}{at}x.")
-        yield at * 60.0, chat("# Memory\n" + "\n".join(notes[-40:]) + "\n" + AGENT, question(chance))
+    """Six users, of each of whom one thing more is remembered at each request, twelve at last."""
+    notes: list[list[str]] = [[] for _ in range(6)]
+    for at in range(72):
+        own = notes[at % 6]
+        own.append(
+            f"- The user {chance.choice(('likes', 'dislikes', 'asked about'))} {chance.choice(TOPICS)}, see {at}."
+        )
+        yield at * 60.0, chat("# Memory\n" + "\n".join(own) + "\n" + AGENT, question(chance))
 
 
 def question_first(chance: Random) -> Iterator[tuple[float, Body]]:

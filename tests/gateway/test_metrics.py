@@ -39,6 +39,7 @@ PAGE = {
     "kvlane_output_tokens_total": {"model", "tenant"},
     "kvlane_cached_tokens_total": {"source", "model", "tenant"},
     "kvlane_access_log_drops_total": set(),
+    "kvlane_prefix_wasted_tokens_total": {"tenant", "finding"},
     "kvlane_weighted_tokens_total": {"model", "tenant"},
     "kvlane_cost_total": {"model", "tenant"},
     "kvlane_accounting_unsaved": set(),
@@ -250,6 +251,7 @@ async def test_the_page_has_every_metric_with_its_labels_and_nothing_else() -> N
         await whole.ask(model="nobody")
         whole.gateway.metrics.endpoint_failures.add(("e0", "cut"))
         whole.gateway.metrics.retries.add(("cut",))
+        whole.gateway.metrics.prefix_waste.add(("anonymous", "time"))
         whole.gateway.metrics.admission_refusals.add(("default", "batch", "shed"))
         whole.gateway.metrics.queue_wait.distribution(("batch",)).observe(1.0)
         page = (await whole.get("/metrics", admin=True)).body.decode()

@@ -31,7 +31,7 @@ RECORD = RequestRecord(
 
 def test_a_record_has_no_place_for_text() -> None:
     texts = {field.name for field in fields(RequestRecord) if "str" in str(field.type)}
-    assert texts == {"id", "tenant", "model", "route", "code", "pool", "endpoint", "reason"}
+    assert texts == {"id", "tenant", "model", "route", "code", "pool", "endpoint", "reason", "prefix_shape"}
 
 
 def test_outcomes_are_metric_labels() -> None:
