@@ -57,7 +57,7 @@ class ShapeMaker:
         self._interval_s = 1 / per_second
         self._burst_s = 1.0
         self._clock = clock
-        self._next_at = 0.0
+        self._next_at = float("-inf")
         self._seed = secrets.randbits(64)
         self._known: dict[int, str] = {}
         self._keeps_examples = keeps_examples
