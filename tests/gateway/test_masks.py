@@ -1,10 +1,10 @@
 """What varies in a line is found by its look."""
 
-import time
+from itertools import pairwise
 
 import pytest
 
-from gateway.masks import MAX_MARKS, is_member, mask, spans_in, unordered
+from gateway.masks import MAX_CHARS, MAX_MARKS, is_member, mask, spans_in, unordered
 from policies.shape import KINDS
 
 
@@ -56,7 +56,7 @@ def test_every_span_has_a_letter_of_a_mark_and_they_come_in_order() -> None:
     spans = spans_in(line)
     assert len(spans) == MAX_MARKS
     assert {span.kind for span in spans} <= set(KINDS)
-    assert all(a.end <= b.start for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a.end <= b.start for a, b in pairwise(spans))
 
 
 def test_members_of_json_are_the_same_in_any_order() -> None:
@@ -67,11 +67,6 @@ def test_members_of_json_are_the_same_in_any_order() -> None:
     assert unordered('"a": 1,') == unordered('"a": 1')
 
 
-@pytest.mark.parametrize(
-    "piece", ["a", "1:", "user name is ", "a@", "1.", "Mon ", "-_", "a1-", '"', "speaking to the user "]
-)
-def test_hostile_lines_take_no_longer_than_they_are(piece: str) -> None:
-    """By counting steps that would be quadratic: a line a hundred times as long costs the same, since its head is read."""
-    began = time.process_time()
-    spans_in(piece * 100_000)
-    assert time.process_time() - began < 1  # milliseconds; a regular expression that runs away takes minutes
+def test_of_a_long_line_the_head_is_looked_at() -> None:
+    line = "user name is a@b.cd 1:2 " * 1000
+    assert spans_in(line) == spans_in(line[:MAX_CHARS])

@@ -130,10 +130,10 @@ def test_what_has_no_text_has_no_shape(document: dict[str, Any]) -> None:
 
 def test_so_many_a_second_are_looked_at() -> None:
     clock = Clock()
-    shapes = ShapeMaker(SECRET, 20, clock)
-    assert sum(shapes.of(CHAT, {"prompt": "x"}, 9) is not None for _ in range(100)) == 21
+    shapes = ShapeMaker(SECRET, 16, clock)
+    assert sum(shapes.of(CHAT, {"prompt": "x"}, 9) is not None for _ in range(100)) == 17
     clock.now = 0.5
-    assert sum(shapes.of(CHAT, {"prompt": "x"}, 9) is not None for _ in range(100)) == 10
+    assert sum(shapes.of(CHAT, {"prompt": "x"}, 9) is not None for _ in range(100)) == 8
 
 
 def test_what_costs_more_is_made_more_rarely() -> None:
