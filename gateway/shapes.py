@@ -149,13 +149,19 @@ class ShapeMaker:
             exact = self._hash(data, HASH_CHARS)
             frame, marks = exact, []
             if len(tools) <= MAX_TOOLS:
-                sorted_keys = [orjson.dumps(tool, option=orjson.OPT_SORT_KEYS) for tool in tools]
+                texts = [orjson.dumps(tool, option=orjson.OPT_SORT_KEYS).decode() for tool in tools]
+                spans = [[span for span in spans_in(text) if span.kind != "p"] for text in texts]  # each has a name
+                frames = [mask(text, found) for text, found in zip(texts, spans, strict=True)]
                 as_written = sorted(orjson.dumps(tool) for tool in tools)
-                frame = self._hash(b"tools" + b"\n".join(sorted(sorted_keys)), HASH_CHARS)
-                marks = [
-                    Mark("o", 0, len(data), self._hash(b"\n".join(sorted_keys), VALUE_CHARS)),
-                    Mark("k", 0, len(data), self._hash(b"\n".join(as_written), VALUE_CHARS)),
-                ]
+                frame = self._hash(b"tools" + "\n".join(sorted(frames)).encode(), HASH_CHARS)
+                values: dict[str, list[str]] = {}
+                for text, found in zip(texts, spans, strict=True):
+                    for kind, start, end in found:
+                        values.setdefault(kind, []).append(text[start:end])
+                told = {kind: "\n".join(sorted(found)).encode() for kind, found in sorted(values.items())}
+                told["o"] = "\n".join(texts).encode()
+                told["k"] = b"\n".join(as_written)
+                marks = [Mark(kind, 0, len(data), self._hash(text, VALUE_CHARS)) for kind, text in told.items()]
             known = self._keep(key, written(len(data), exact, frame, marks))
         return f"t,{known}"
 

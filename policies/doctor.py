@@ -34,6 +34,7 @@ from policies.walk import Walk
 
 MEMORY = 1 << 15  # chains of a generation, and a quarter of that of nodes
 MAX_GROUPS = 256
+TOOLS = "t"  # one segment of all, so that most of it is constant whatever varies in it
 REORDERED = (Fault.BLOCK_ORDER, Fault.KEY_ORDER)
 
 MIN_PRESENCE = 0.5  # of prompts that end alike to call it constant: the document that is retrieved most is in fewer
@@ -116,7 +117,7 @@ class Doctor:
                 self._lose(group, walk, at, weight)
                 return
             if segment.exact in node.values:
-                if spot is not None and node.count >= MIN_SEEN:
+                if spot is not None and (node.count >= MIN_SEEN or blamed in SAME_CONTENT):
                     spot.waste(segment.size, weight)
                 continue
             fault = node.fault_of(segment)
@@ -126,7 +127,7 @@ class Doctor:
                     return
                 spot.breaks += 1
                 blamed = fault
-            if fault in SAME_CONTENT:
+            if fault in SAME_CONTENT or segment.place == TOOLS:
                 spot.waste(segment.size, weight)
 
     def _lose(self, group: Group, walk: Walk, at: int, weight: int) -> None:

@@ -255,7 +255,46 @@ def tool_keys(chance: Random) -> Iterator[tuple[float, Body]]:
         yield at * 20.0, chat(AGENT, question(chance), tools=shuffled)
 
 
+def rare_spaces(chance: Random) -> Iterator[tuple[float, Body]]:
+    """One caller of five leaves a blank at the end of two lines."""
+    odd = SUPPORT.replace("households.", "households. ").replace("short;", "short; ")
+    for at in range(80):
+        yield at * 60.0, chat(SUPPORT if at % 5 else odd, question(chance))
+
+
+def session_in_tools(chance: Random) -> Iterator[tuple[float, Body]]:
+    for at in range(60):
+        own = tools()
+        own[0]["function"]["description"] += f" Session {uuid.UUID(int=chance.getrandbits(128))}."
+        yield at * 60.0, chat(AGENT, question(chance), tools=own)
+
+
 # Clean.
+
+
+def summaries(chance: Random) -> Iterator[tuple[float, Body]]:
+    corpus = documents(chance)
+    for at in range(150):
+        text = "\n".join(chance.sample(corpus, chance.randrange(1, 20)))
+        yield at * 10.0, chat("You summarise.", f"Summarise this in three sentences:\n\n{question(chance)}\n{text}")
+
+
+def languages(chance: Random) -> Iterator[tuple[float, Body]]:
+    heads = ("Answer in English.", "Antworte auf Deutsch.", "Réponds en français.", "Responde en español.")
+    for at in range(200):
+        yield at * 10.0, chat(f"{chance.choice(heads)}\n{SUPPORT}", question(chance))
+
+
+def documents_of_the_user(chance: Random) -> Iterator[tuple[float, Body]]:
+    corpus = documents(chance)
+    for at in range(150):
+        found = "\n\n".join(chance.choices(corpus, weights=[(n + 1) ** -1.3 for n in range(20)], k=3))
+        yield at * 10.0, chat(GROUNDED, f"{found}\n\nQuestion: {question(chance)}")
+
+
+def sets_of_tools(chance: Random) -> Iterator[tuple[float, Body]]:
+    for at in range(150):
+        yield at * 10.0, chat(AGENT, question(chance), tools=tools(chance.choice((3, 5, 8))))
 
 
 def questions(chance: Random) -> Iterator[tuple[float, Body]]:
@@ -365,6 +404,8 @@ FURTHER: dict[str, Family] = {
     "key_order (on one line)": compact_key_order,
     "key_order (of tools)": tool_keys,
     "inserted": growing_memory,
+    "white_space (of one in five)": rare_spaces,
+    "uuid (in tools)": session_in_tools,
     "varying (question first)": question_first,
 }
 CLEAN: tuple[Family, ...] = (
@@ -379,4 +420,8 @@ CLEAN: tuple[Family, ...] = (
     no_system,
     deployments,
     templated_questions,
+    summaries,
+    languages,
+    documents_of_the_user,
+    sets_of_tools,
 )

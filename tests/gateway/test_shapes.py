@@ -77,8 +77,8 @@ def test_tools_in_another_order_or_with_other_keys_have_one_frame() -> None:
     keys[0]["function"] = dict(reversed(keys[0]["function"].items()))  # type: ignore[attr-defined]
     renamed = segments({"tools": keys, "prompt": "x"})[0]
     assert plain.frame == turned.frame == renamed.frame
-    assert [a == b for a, b in zip(plain.marks, turned.marks, strict=True)] == [False, True]
-    assert [a == b for a, b in zip(plain.marks, renamed.marks, strict=True)] == [True, False]
+    assert {a.kind for a, b in zip(plain.marks, turned.marks, strict=True) if a != b} == {"o"}
+    assert {a.kind for a, b in zip(plain.marks, renamed.marks, strict=True) if a != b} == {"k"}
     assert segments({"tools": TOOLS[:1], "prompt": "x"})[0].frame != plain.frame
 
 
