@@ -10,9 +10,7 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import secrets
-import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -32,6 +30,7 @@ from gateway.config import Config, PoolConfig
 from gateway.demand import Demand
 from gateway.discovery import Discovery
 from gateway.discovery.static import StaticDiscovery
+from gateway.doctor import PrefixDoctor
 from gateway.fleet import Fleet
 from gateway.gate import Gate
 from gateway.gauges import add_gauges, add_limiter_gauges
@@ -40,6 +39,7 @@ from gateway.homes import Homes
 from gateway.intake import Intake
 from gateway.kvevents import KvEvents
 from gateway.limiter import Limiter
+from gateway.logs import reason
 from gateway.looplag import LoopLag
 from gateway.members import FleetPool, Member
 from gateway.metrics import Metrics
@@ -131,6 +131,7 @@ class Gateway:
         self._tenant_watch = TenantWatch(tenants, tenant_sources(config, file, self._line), config)
         self._tenant_watch.show(self.metrics)
         self._cache_root = (config.cache_secret or secrets.token_hex(32)).encode()
+        self._doctor = PrefixDoctor(config.doctor, self._cache_root, self.metrics, self._clock)
         self.limiter = Limiter(self.metrics, lambda: time.time_ns() // 1000, self._line)
         habits = OutputHabits()
         tariffs = Tariffs(tenants, config.models)
@@ -159,7 +160,13 @@ class Gateway:
             models=Models(self.fleet, config.aliases(), int(time.time())),
             own=OwnPrefixes(secrets.randbits(64)),
             intake=Intake(
-                self.fleet, self.readers.of, classes, config.routing.session_header, habits, self._cache_secret
+                self.fleet,
+                self.readers.of,
+                classes,
+                config.routing.session_header,
+                habits,
+                self._cache_secret,
+                self._doctor.shape_of,
             ),
             demand=Demand(tariffs.of, habits),
             limiter=self.limiter,
@@ -225,7 +232,8 @@ class Gateway:
             )
         except OSError as error:
             raise StartError(f"cannot listen on {listen.host}:{listen.port}: {reason(error)}") from error
-        app = admin_app(self.fleet, self.metrics, self._clock, Guard(listen), self._account_pages.routes())
+        pages = [*self._account_pages.routes(), *self._doctor.routes()]
+        app = admin_app(self.fleet, self.metrics, self._clock, Guard(listen), pages)
         self._admin_runner = web.AppRunner(app, access_log=None, logger=admin_log)
         await self._admin_runner.setup()
         try:
@@ -342,12 +350,13 @@ class Gateway:
 
     def _new_id(self) -> str:
         """Name a request as nobody can foresee: engines refuse a name that runs already, whoever's it is."""
-        return f"req_{os.urandom(10).hex()}"
+        return f"req_{secrets.token_hex(10)}"
 
     def _record(self, record: RequestRecord) -> None:
         self.metrics.observe(record, record.trace_id)
         self.scaling.note(record)
         self._keeper.note(record)
+        self._doctor.note(record)
         if self._access_log is not None:
             self._access_log.write(record)
 
@@ -372,13 +381,6 @@ def usage_store(config: Config, line: Line | None, limiter: Limiter) -> Store:
     if config.accounting.path is not None:
         return UsageInFiles(config.accounting.path, config.accounting.days, limiter.budgets, limiter.restore)
     return Memory(config.accounting.days)
-
-
-def reason(error: OSError) -> str:
-    """Say in words what the system said."""
-    if isinstance(error, socket.gaierror) or not error.errno:  # whose numbers are of a list of their own
-        return error.strerror or str(error)
-    return os.strerror(error.errno)
 
 
 @contextlib.asynccontextmanager

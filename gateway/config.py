@@ -23,6 +23,7 @@ from gateway.sections import (
     Admission,
     Connections,
     Count,
+    Doctor,
     Health,
     Listen,
     Retries,
@@ -264,6 +265,7 @@ class Config(Section):
     access_log: AccessLog = AccessLog()
     tracing: TracingConfig = TracingConfig()
     accounting: Accounting = Accounting()
+    doctor: Doctor = Doctor()
     routing: Routing = Routing()
     admission: Admission = Admission()
     scaling: Scaling = Scaling()

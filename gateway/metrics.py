@@ -99,6 +99,11 @@ class Metrics:
             "Prompt tokens found in a KV cache: reported by engines, and predicted here.",
             ("source", "model", "tenant"),
         )
+        self.prefix_waste = self._counter(
+            "kvlane_prefix_wasted_tokens_total",
+            "Constant prompt tokens computed again because of what varies before them, estimated: see kvlane doctor.",
+            ("tenant", "finding"),
+        )
         self.log_drops = self._counter("kvlane_access_log_drops_total", "Access log lines dropped.", ())
         self.traces = self._counter(
             "kvlane_traces_total",

@@ -190,6 +190,18 @@ class TracingConfig(Section):
         return value
 
 
+class Doctor(Section):
+    """Who looks for what keeps prompts from being found in prefix caches."""
+
+    enabled: bool = Field(True, description="Off: nothing is computed, logged or found.")
+    per_second: Seconds = Field(
+        20, description="Prompts looked at, at most; never more than 1 % of a core goes into making their shapes."
+    )
+    examples: bool = Field(
+        False, description="Whether lines that vary are kept as text, with what varies masked, for /admin/doctor."
+    )
+
+
 class Accounting(Section):
     """What tenants have used, day by day."""
 

@@ -45,6 +45,7 @@ class Trace:
     first_token_at: float | None = None
     last_byte_at: float | None = None
     prompt_tokens: int = 0
+    prefix_shape: str | None = None
     counted_tokens: int = 0
     """Of output, as they were seen to pass: all that is known where the engine does not tell."""
     limit_lines: bytes = b""
@@ -152,6 +153,7 @@ class Trace:
             prefix="" if prints is None else prints.of(self.prefix),
             unit_tokens=self.unit_tokens,
             ring_key=None if prints is None or self.ring_key is None else prints.mark(self.ring_key),
+            prefix_shape=self.prefix_shape,
         )
 
 

@@ -79,6 +79,8 @@ class RequestRecord:
     """Tokens of the units that those marks count in."""
     ring_key: str | None = None
     """A mark of what it shares with its like: system prompt, conversation or session."""
+    prefix_shape: str | None = None
+    """Sizes and salted hashes of what its prompt begins with: see shape.py. None where nobody looked."""
     schema: int = SCHEMA
 
 
@@ -130,6 +132,7 @@ def record_of(line: object) -> RequestRecord:
         prefix=_text_or_none(told, "prefix") or "",
         unit_tokens=_count_or_none(told, "unit_tokens"),
         ring_key=_text_or_none(told, "ring_key"),
+        prefix_shape=_text_or_none(told, "prefix_shape"),
     )
 
 

@@ -51,6 +51,7 @@ LEVELS = (
         "accesslog",
         "logfile",
         "loglines",
+        "shapes + masks",
         "engines.*",
         "discovery.*",
         "models",
@@ -74,14 +75,14 @@ LEVELS = (
         "limiter + sharedledger",
     ),
     ("guard", "tenantwatch", "keystores", "gauges", "scaling", "looplag", "accounts"),
-    ("admin", "accountpages"),
+    ("admin", "accountpages", "doctor"),
     ("profile.*",),
     # 3: the life of a request
     ("proxy + exchange + attempt + stored + intake + demand",),
     # 4: builds everything
     ("app",),
     # 5: the command
-    ("cli + __main__ + keycli + tenantcli + usagecli + metricscli + profilecli + terminal",),
+    ("cli + __main__ + keycli + tenantcli + usagecli + metricscli + profilecli + doctorcli + terminal",),
 )
 
 MAY_KNOW = {
@@ -122,6 +123,7 @@ ONLY_IN = {
         "gateway.usagecli",
         "gateway.metricscli",
         "gateway.profilecli",
+        "gateway.doctorcli",
     },
     "uvloop": {"gateway.cli"},
     "policies.books": {"gateway.lease"},

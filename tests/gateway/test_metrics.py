@@ -52,6 +52,7 @@ PAGE = {
     "kvlane_redis_timeouts_total": set(),
     "kvlane_traces_total": {"why"},
     "kvlane_trace_drops_total": {"why"},
+    "kvlane_prefix_wasted_tokens_total": {"tenant", "finding"},
     "kvlane_weighted_tokens_total": {"model", "tenant"},
     "kvlane_cost_total": {"model", "tenant"},
     "kvlane_accounting_unsaved": set(),
@@ -368,6 +369,7 @@ async def test_the_page_has_every_metric_with_its_labels_and_nothing_else() -> N
         await whole.ask(model="nobody")
         whole.gateway.metrics.endpoint_failures.add(("e0", "cut"))
         whole.gateway.metrics.retries.add(("cut",))
+        whole.gateway.metrics.prefix_waste.add(("anonymous", "time"))
         whole.gateway.metrics.admission_refusals.add(("default", "batch", "shed"))
         whole.gateway.metrics.limit_refusals.add(("a", "parallel"))
         whole.gateway.metrics.traces.add(("slow",))

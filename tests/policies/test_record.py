@@ -34,7 +34,7 @@ RECORD = RequestRecord(
 def test_a_record_has_no_place_for_text() -> None:
     texts = {field.name for field in fields(RequestRecord) if "str" in str(field.type)}
     places = {"id", "trace_id", "tenant", "model", "route", "service_class", "code", "pool", "endpoint", "reason"}
-    assert texts == places | {"prefix", "ring_key"}
+    assert texts == places | {"prefix", "ring_key", "prefix_shape"}
 
 
 def test_outcomes_are_metric_labels() -> None:
