@@ -67,6 +67,7 @@ LEVELS = (
         "usagestore + usagefiles + usagespool + usageredis",
         "sources",
         "limiter + sharedledger",
+        "modelconfig + modelblocks + modelfile + quantized",
     ),
     ("guard", "tenantwatch", "keystores", "gauges", "accounts"),
     ("admin", "accountpages"),
@@ -75,7 +76,7 @@ LEVELS = (
     # 4: builds everything
     ("app",),
     # 5: the command
-    ("cli + __main__ + keycli + usagecli + terminal",),
+    ("cli + __main__ + keycli + kvcli + kvsheet + usagecli + terminal",),
 )
 
 MAY_KNOW = {
@@ -106,7 +107,7 @@ ONLY_IN = {
     "httptools": {"gateway.connection"},
     "zmq": {"gateway.kvstream"},
     "msgspec": {"gateway.engines.kvevents"},
-    "typer": {"gateway.cli", "gateway.keycli", "gateway.usagecli"},
+    "typer": {"gateway.cli", "gateway.keycli", "gateway.kvcli", "gateway.usagecli"},
     "uvloop": {"gateway.cli"},
     "policies.books": {"gateway.lease"},
     "policies.catalog": {"gateway.config", "gateway.app"},
