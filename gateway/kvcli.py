@@ -16,7 +16,7 @@ from gateway.modelconfig import index_bytes, shape_of, text_of
 from gateway.modelfile import ConfigFault, read_json
 from gateway.quantized import KV_BYTES, PLAIN, QUANTIZED, Kept, kept_of
 from gateway.terminal import give_up
-from policies.capacity import Plan, capacity, longest, problem_of, remedies
+from policies.capacity import Plan, capacity, helped, longest, problem_of, usual_sequences
 from policies.shape import Shape
 
 DOES_NOT_FIT = 1  # exit status: the sheet is made, and says that a context does not fit
@@ -44,7 +44,9 @@ def kv(
     kv_dtype: Annotated[str, typer.Option(help="Of the KV cache: auto, bf16, fp16, fp32, fp8, int8.")] = "auto",
     utilization: Annotated[float, typer.Option(help="Part of the memory that the engine may take.")] = 0.9,
     max_batched_tokens: Annotated[int, typer.Option(help="Of a prefill chunk.", min=1, max=1 << 20)] = 8192,
-    max_sequences: Annotated[int, typer.Option(help="That run at once.", min=1, max=1 << 16)] = 256,
+    max_sequences: Annotated[
+        int | None, typer.Option(help="That run at once; as vLLM 1,024 from 70 GiB, else 256.", min=1, max=1 << 16)
+    ] = None,
     block: Annotated[int, typer.Option(help="Tokens per block of the cache.", min=1, max=1 << 14)] = 16,
     context: Annotated[
         str | None, typer.Option(help="Prompt and output together, like 8k,32k,128k (k: 1,024); up to the model's.")
@@ -65,13 +67,14 @@ def kv(
     except ConfigFault as fault:
         give_up(f"{file}: {fault}")
     source, size = weights_of(file, shape, kept, None if dtype == "auto" else dtype, params)
+    memory_gib = memory_of(gpu_memory)
     plan = Plan(
-        memory_gib=memory_of(gpu_memory),
+        memory_gib=memory_gib,
         tp=tp,
         pp=pp,
         utilization=utilization,
         batched_tokens=max_batched_tokens,
-        sequences=max_sequences,
+        sequences=max_sequences or usual_sequences(memory_gib),
         block=block,
         kv_bytes=kept.kv_bytes,
         precision=kept.precision,
@@ -91,8 +94,8 @@ def answer_of(shape: Shape, plan: Plan, kept: Kept, source: str, contexts: Seque
     tight = [row.context for row in sheet.rows if row.is_tight]
     if not tight:
         return Answer(shape, plan, kept, source, sheet)
-    missed = next((row.context for row in sheet.rows if not row.sequences), tight[0])
-    return Answer(shape, plan, kept, source, sheet, missed, longest(shape, plan, missed), remedies(shape, plan, missed))
+    missed, found = helped(shape, plan, tight)
+    return Answer(shape, plan, kept, source, sheet, missed, longest(shape, plan, tight[-1]), found)
 
 
 def deliver(answer: Answer, json: str | None, csv: bool) -> None:

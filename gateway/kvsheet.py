@@ -26,9 +26,9 @@ class Answer:
     """Of the size of the weights: one of SOURCES."""
     sheet: Sheet
     missed: int | None = None
-    """The least context that does not fit, or else that is tight; None: all fit."""
+    """The longest context without margin that something helps, or else the least; None: all have some."""
     longest: int = 0
-    """The longest context up to that one which fits with margin."""
+    """The longest context that fits with margin, up to the longest that was asked for."""
     remedies: Sequence[Remedy] = ()
 
 
@@ -41,17 +41,19 @@ def warnings_of(answer: Answer) -> Iterator[str]:
             f"of each GPU, and {sheet.usable_gib:,.1f} are usable."
         )
         return
-    for row in sheet.rows:
-        if not row.sequences:
-            yield (
-                f"{row.context:,} tokens do not fit: a sequence needs {row.gib_per_sequence:,.1f} GiB "
-                f"of each GPU, and {sheet.room_gib:,.1f} are left."
-            )
-        elif row.is_tight:
-            yield (
-                f"{row.context:,} tokens: margin {row.margin:.1%}, less than {MARGIN:.0%}: "
-                "an update of engine or driver may take it."
-            )
+    tight = [row for row in sheet.rows if row.is_tight and row.sequences]
+    missing = [row for row in sheet.rows if not row.sequences]
+    if tight:
+        first, last = tight[0], tight[-1]
+        lengths = f"{first.context:,}" + (f" to {last.context:,}" if last is not first else "")
+        margins = f"{first.margin:.1%}" + (f" to {last.margin:.1%}" if last is not first else "")
+        yield (f"{lengths} tokens: margin {margins}, less than {MARGIN:.0%}: an update of the engine may take it.")
+    if missing:
+        row, longer = missing[0], ", nor longer ones" * (len(missing) > 1)
+        yield (
+            f"{row.context:,} tokens do not fit{longer}: a sequence needs {row.gib_per_sequence:,.1f} GiB "
+            f"of each GPU, and {sheet.room_gib:,.1f} are left."
+        )
 
 
 def helps_of(answer: Answer) -> Iterator[str]:
@@ -186,10 +188,11 @@ def _cache_lines(answer: Answer) -> Iterator[str]:
     whole, later = (shape.bytes_per_token(plan.kv_bytes, past_windows=past) for past in (False, True))
     if whole:
         windows = "" if later == whole else f" ({later:,.0f} past the windows)"
-        line = f"KV cache: {whole:,.0f} bytes a token{windows}, {bytes_per_gpu(answer):,.0f} on each GPU"
+        each = f", {bytes_per_gpu(answer):,.0f} on each GPU" if plan.gpus > 1 else ""
+        line = f"KV cache: {whole:,.0f} bytes a token{windows}{each}"
         yield line + (f"; pages of {answer.sheet.page_tokens:,} tokens" if answer.sheet.page_tokens else "")
     if (share := bytes_per_gpu(answer) * plan.gpus / whole if whole else 1) > 1.01:
-        yield f"  kept {share:.0f} times: there are more GPUs than KV heads to split it over"
+        yield f"  kept {share:.0f} times over, as it cannot be split among as many GPUs"
     if state := shape.state_bytes_per_sequence():
         yield f"State: {state / (1 << 20):,.1f} MiB a sequence, whatever its length"
 

@@ -1,5 +1,6 @@
 """In how many bits a model's weights and its KV cache are kept: by the command's options, or by its `config.json`."""
 
+from math import ceil
 from typing import NamedTuple
 
 from gateway.modelfile import ConfigFault, Fields, shown
@@ -8,6 +9,7 @@ from policies.shape import Kind
 
 PLAIN = {"bf16": 16.0, "fp16": 16.0, "fp32": 32.0}
 EXPERTS: frozenset[Kind] = frozenset({"experts"})  # all that MXFP4 checkpoints quantize
+PADDED = 256  # values that kernels round an MXFP4 expert's width up to: vLLM logs 64.4 GiB for gpt-oss-120b, not 60.7
 GROUP = 128  # weights that share a scale, where nothing else is said
 
 
@@ -49,11 +51,11 @@ def kept_of(fields: Fields, dtype: str, kv_dtype: str) -> Kept:
         name, precision = dtype, Precision(PLAIN[dtype])
     elif dtype in QUANTIZED:
         kinds = EXPERTS if dtype == "mxfp4" and fields.whole("experts", 0) else LINEAR
-        name, precision = dtype, Precision(16, QUANTIZED[dtype], kinds)
+        name, precision = dtype, Precision(16, padded(fields) if kinds is EXPERTS else QUANTIZED[dtype], kinds)
     elif scheme is None:
         name, precision = "fp16" if fields.word("torch_dtype") == "float16" else "bf16", Precision()
     else:
-        name, precision = scheme_of(scheme)
+        name, precision = scheme_of(scheme, fields)
     if kv_dtype in KV_BYTES:
         kv_bytes = KV_BYTES[kv_dtype]
     else:
@@ -61,8 +63,14 @@ def kept_of(fields: Fields, dtype: str, kv_dtype: str) -> Kept:
     return Kept(name, precision, kv_bytes, stored)
 
 
-def scheme_of(scheme: Fields) -> tuple[str, Precision]:
-    """Read a `quantization_config`.
+def padded(fields: Fields) -> float:
+    """Give the bits of a weight of an MXFP4 expert, with what its kernels add."""
+    width = fields.whole("expert_size", fields.whole("intermediate_size", PADDED, least=1), least=1)
+    return QUANTIZED["mxfp4"] * ceil(width / PADDED) * PADDED / width
+
+
+def scheme_of(scheme: Fields, fields: Fields) -> tuple[str, Precision]:
+    """Read a `quantization_config` of the model that these fields are of.
 
     Raises:
         ConfigFault: its method is not known here.
@@ -72,7 +80,7 @@ def scheme_of(scheme: Fields) -> tuple[str, Precision]:
     algorithm = whole.word("quant_algo").upper()
     kinds = frozenset(LINEAR - {"attention"}) if leaves_attention(whole) else LINEAR
     if method == "mxfp4":
-        return "mxfp4 experts", Precision(16, QUANTIZED["mxfp4"], EXPERTS)
+        return "mxfp4 experts", Precision(16, padded(fields), EXPERTS)
     if method in ("fp8", "fbgemm_fp8") or algorithm.startswith("FP8"):
         return "fp8", Precision(16, QUANTIZED["fp8"], kinds)
     if "FP4" in algorithm:

@@ -31,13 +31,15 @@ from policies.shape import MANY, Cache, Heads, Kind, Latent, Layer, Part, Shape,
 GIB = 1 << 30
 MARGIN = 0.10  # of usable memory: less is eaten by an update of engine or driver, or the next adapter
 ACTIVATION_BYTES = 2  # engines compute in 16 bits, whatever the weights are kept in
-ACTIVATION_MARGIN = 1.25  # workspaces of kernels, and holes in PyTorch's caching allocator
+ACTIVATION_MARGIN = 1.1  # workspaces of kernels, and holes in PyTorch's caching allocator
 RESIDUAL_WIDTH = 4  # of the model's: residual, normed input, output of the block, and its sum over the GPUs
-SAMPLER_BYTES = 40  # a logit: 2 + 4 as made, sorted 4 + 8, softmax, sum and mask; vLLM logs 41 for Llama-3-8B
+SAMPLER_BYTES = 40  # a logit, with its sorted, summed and masked copies: what vLLM profiles is 39 to 41 for Llama 3 and
+# Qwen at 256 and 1,024 sequences, on one GPU and on two; samplers that need no sort (FlashInfer's) take less
 CONTEXT_GIB = 0.7  # CUDA context, kernels, cuBLAS workspaces: 0.5 to 1 on Hopper
-GRAPHS_GIB = 0.6  # vLLM's own estimates: 0.36 (27 B on two GPUs) and 0.52 (8 B on one)
+GRAPHS_GIB = 0.6  # vLLM's own estimates lie between 0.2 and 0.8 without speculation
 NCCL_GIB = 1.25  # buffers and the custom all-reduce; vLLM's logs lie between 0.3 and 1.8
 STATE_BLOCKS = 2  # see above
+LARGE_GIB, MANY_SEQUENCES, FEW_SEQUENCES = 70, 1024, 256  # vLLM's --max-num-seqs, by the memory of the GPU
 POWERS = (2, 4, 8, 16)
 FEW_TOKENS, HIGH = 2048, 0.95  # as far as a chunk is cut, and memory is used, without asking for trouble
 LINEAR: frozenset[Kind] = frozenset({"attention", "feed", "experts"})  # what is quantized, if nothing else is said
@@ -70,7 +72,7 @@ class Plan:
     utilization: float = 0.9
     batched_tokens: int = 8192
     """Of a prefill chunk."""
-    sequences: int = 256
+    sequences: int = FEW_SEQUENCES
     """That run at once."""
     block: int = 16
     kv_bytes: float = 2.0
@@ -184,6 +186,11 @@ class Pool:
         return cache.bytes_per_token(self._plan.kv_bytes, self._plan.tp)
 
 
+def usual_sequences(memory_gib: float) -> int:
+    """Give how many sequences vLLM lets run at once, where nothing else is said."""
+    return MANY_SEQUENCES if memory_gib >= LARGE_GIB else FEW_SEQUENCES
+
+
 def problem_of(shape: Shape, plan: Plan) -> str | None:
     """Say why a model cannot be split as planned; None: it can."""
     tp = plan.tp
@@ -270,6 +277,20 @@ def _row(pool: Pool, room_gib: float, usable_gib: float, context: int) -> Row:
     return Row(context, floor(fit), floor(fit * context), needed * pool.block_bytes / GIB, left_gib / usable_gib)
 
 
+def helped(shape: Shape, plan: Plan, contexts: Sequence[int]) -> tuple[int, list[Remedy]]:
+    """Find the longest of some contexts that anything helps, and what helps it; the least where nothing helps any.
+
+    Args:
+        shape: The model.
+        plan: What is tight.
+        contexts: Those that are, at least one.
+    """
+    for context in sorted(contexts, reverse=True):
+        if found := remedies(shape, plan, context):
+            return context, found
+    return min(contexts), []
+
+
 def longest(shape: Shape, plan: Plan, context: int) -> int:
     """Give the longest context up to this one that fits with margin, in whole blocks; 0: none."""
     low, high = 0, context // plan.block
@@ -302,7 +323,8 @@ def _working(shape: Shape, context: int, tries: Iterable[tuple[tuple[str, ...], 
             row = capacity(shape, plan, [context]).rows[0]
             if not row.is_tight:
                 found[kinds] = Remedy(name, plan, row)
-    return list(found.values())
+    split = any("tp" in kinds for kinds in found)  # a pipeline is for where layers cannot be split further
+    return [remedy for kinds, remedy in found.items() if not (split and "pp" in kinds)]
 
 
 def _changes(plan: Plan) -> Iterator[tuple[str, str, Plan]]:
@@ -313,6 +335,8 @@ def _changes(plan: Plan) -> Iterator[tuple[str, str, Plan]]:
         yield "dtype", "--dtype fp8", replace(plan, precision=Precision(16, 8, LINEAR), weight_bytes=None)
     if plan.batched_tokens > FEW_TOKENS:
         yield "chunk", f"--max-batched-tokens {FEW_TOKENS}", replace(plan, batched_tokens=FEW_TOKENS)
+    if plan.sequences > FEW_SEQUENCES:
+        yield "sequences", f"--max-sequences {FEW_SEQUENCES}", replace(plan, sequences=FEW_SEQUENCES)
     if plan.utilization < HIGH:
         yield "utilization", f"--utilization {HIGH}", replace(plan, utilization=HIGH)
     for power in POWERS:
