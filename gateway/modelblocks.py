@@ -59,6 +59,8 @@ def _attention(fields: Fields, family: str, hidden: int, *, is_full: bool) -> tu
         index = fields.whole("index_head_dim", 0)
         return block, Latent(rank + rope, index + INDEX_SCALES if index else 0, window)
     kv_heads = fields.whole("num_key_value_heads", heads, least=1)
+    if hidden < heads and "head_dim" not in fields:
+        raise ConfigFault(f"hidden_size {hidden} is less than one for each of {heads} heads")
     key = fields.whole("head_dim", hidden // heads, least=1)
     if fields.flag("multi_query") and not fields.flag("new_decoder_architecture"):
         kv_heads = 1
@@ -153,10 +155,10 @@ def is_sparse(fields: Fields, number: int) -> bool:
         return False
     if number in (fields.row("mlp_only_layers") or ()) or number < fields.whole("moe_layer_start_index", 0):
         return False
-    if isinstance(chosen := fields.raw("moe_layers"), list):  # Llama 4
+    if (chosen := fields.row("moe_layers")) is not None:  # Llama 4
         return number in chosen
-    if isinstance(chosen := fields.raw("moe_layer_freq"), list):  # a mark for each layer
-        return bool(chosen[number : number + 1] not in ([0], [], [False]))
+    if (marks := fields.row("moe_layer_freq")) is not None:  # one for each layer
+        return bool(marks[number]) if number < len(marks) else False
     if "expert_layer_period" in fields:  # Jamba
         return number % fields.whole("expert_layer_period", least=1) == fields.whole("expert_layer_offset", 0)
     for step in ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval"):
@@ -181,7 +183,7 @@ def _inner(fields: Fields, family: str, number: int, hidden: int) -> int:
     """Give the width of a feed-forward; a list has one for each layer."""
     if "intermediate_size_mlp" in fields:  # Llama 4: of the layers without experts
         return fields.whole("intermediate_size_mlp", least=1)
-    if isinstance(several := fields.raw("intermediate_size"), list):
+    if (several := fields.row("intermediate_size")) is not None:
         if number >= len(several) or not isinstance(width := several[number], int) or isinstance(width, bool):
             raise ConfigFault(f"intermediate_size has no whole number for layer {number}: {shown(several)}")
         return width

@@ -100,8 +100,8 @@ def _vision(fields: Fields) -> Part:
 
 def sorts_of(fields: Fields, family: str, count: int) -> list[str]:
     """Say what sort each layer is, in one of the KNOWN words."""
-    row = fields.row("layer_types") or fields.row("layers_block_type") or fields.row("hybrid_override_pattern")
-    if row is not None:
+    row = fields.row("layer_types") or fields.row("layers_block_type") or list(fields.word("hybrid_override_pattern"))
+    if row:
         sorts = [str(each) for each in row if each != "|"]
         if len(sorts) != count:
             raise ConfigFault(f"has types of {len(sorts)} layers, and num_hidden_layers {count}")

@@ -94,9 +94,9 @@ class Fields:
         return value if isinstance(value, bool) else default
 
     def row(self, name: str) -> Sequence[object] | None:
-        """Give a list, or the letters of a text."""
+        """Give a list; something else counts as none."""
         value = self.raw(name)
-        return value if isinstance(value, list | str) else None
+        return value if isinstance(value, list) else None
 
     def inner(self, name: str) -> "Fields | None":
         """Give an object in this one."""

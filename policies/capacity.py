@@ -269,7 +269,7 @@ def _sheet(shape: Shape, plan: Plan, stage: int, contexts: Sequence[int]) -> She
 
 def _row(pool: Pool, room_gib: float, usable_gib: float, context: int) -> Row:
     needed, chunk = pool.blocks_of(context), pool.blocks_of_chunk(context)
-    if not needed:  # a stage whose layers keep nothing limits no cache
+    if not pool.block_bytes:  # a stage whose layers keep nothing limits no cache
         fit = float(MANY) if room_gib >= 0 else 0.0
     else:
         fit = max(floor(max(room_gib, 0.0) * GIB / pool.block_bytes) - chunk, 0) / needed
