@@ -5,12 +5,15 @@ import io
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import orjson
 import typer
 
+from gateway.asking import Unanswered
+from gateway.kvfleet import held
 from gateway.kvsheet import Answer, content_of, print_sheet
 from gateway.modelconfig import index_bytes, shape_of, text_of
 from gateway.modelfile import ConfigFault, read_json
@@ -52,6 +55,12 @@ def kv(
         str | None, typer.Option(help="Prompt and output together, like 8k,32k,128k (k: 1,024); up to the model's.")
     ] = None,
     params: Annotated[str | None, typer.Option(help="Parameters, like 70B, where they are known better.")] = None,
+    admin: Annotated[str | None, typer.Option(help="Compare with what the engines of this gateway report.")] = None,
+    admin_key: Annotated[
+        str | None,
+        typer.Option(envvar="KVLANE_ADMIN_KEY", help="Its key, if it needs one; better said by the environment."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="With --admin: those that serve this model alone.")] = None,
     json: Annotated[str | None, typer.Option(help="Write JSON to this file, `-` for standard output.")] = None,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV, a line for each context.")] = False,
 ) -> None:
@@ -83,6 +92,11 @@ def kv(
     if (problem := problem_of(shape, plan)) is not None:
         give_up(problem)
     answer = answer_of(shape, plan, kept, source, contexts_of(context, shape))
+    if admin is not None:
+        try:
+            answer = replace(answer, fleet=held(admin, admin_key, model, shape, plan))
+        except Unanswered as problem:
+            give_up(str(problem))
     deliver(answer, json, csv)
     if not all(row.sequences for row in answer.sheet.rows):
         raise typer.Exit(DOES_NOT_FIT)

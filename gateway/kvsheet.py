@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -13,6 +14,17 @@ from policies.shape import Heads, Latent, Shape
 
 WIDTH = 100  # columns: of a page of a review, too
 SOURCES = {"shapes": "counted from the shapes", "index": "by the index beside it", "--params": "by --params"}
+
+
+class Held(NamedTuple):
+    """What an engine's KV cache holds."""
+
+    endpoint: str
+    models: tuple[str, ...]
+    tokens: int | None
+    """As it reports; None: it does not say."""
+    expected: int
+    """By the sheet, for its longest context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +42,8 @@ class Answer:
     longest: int = 0
     """The longest context that fits with margin, up to the longest that was asked for."""
     remedies: Sequence[Remedy] = ()
+    fleet: Sequence[Held] = ()
+    """What engines report, where a gateway was asked."""
 
 
 def warnings_of(answer: Answer) -> Iterator[str]:
@@ -108,6 +122,10 @@ def content_of(answer: Answer) -> dict[str, object]:
         "contexts": [_row(row) for row in sheet.rows],
         "warnings": list(warnings_of(answer)),
         "would_fit_with": list(helps_of(answer)),
+        "fleet": [
+            {"endpoint": each.endpoint, "models": each.models, "tokens": each.tokens, "sheet_tokens": each.expected}
+            for each in answer.fleet
+        ],
     }
 
 
@@ -157,6 +175,8 @@ def print_sheet(answer: Answer) -> None:
         console.print(Text(f"What would make {answer.missed:,} tokens fit with {MARGIN:.0%} of margin:"))
         for line in helps:
             console.print(Text(f"  {line}"))
+    if answer.fleet:
+        console.print("", _fleet(answer), sep="\n")
 
 
 def _memory(answer: Answer) -> Table:
@@ -206,6 +226,20 @@ def _contexts(answer: Answer) -> Table:
         verdict = verdict_of(row)
         figures = (f"{row.context:,}", f"{row.sequences:,}", f"{row.tokens:,}", f"{row.gib_per_sequence:,.3f}")
         table.add_row(*figures, f"{row.margin:.1%}", verdict, style="" if verdict == "fits" else "bold red")
+    return table
+
+
+def _fleet(answer: Answer) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("endpoint", overflow="fold")
+    table.add_column("models", overflow="fold")
+    for title in ("tokens it reports", "by this sheet", "reported more"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for each in answer.fleet:
+        reported = "-" if each.tokens is None else f"{each.tokens:,}"
+        more = "-" if each.tokens is None or not each.expected else f"{each.tokens / each.expected - 1:+.1%}"
+        names = Text(each.endpoint), Text(", ".join(each.models))
+        table.add_row(*names, reported, f"{each.expected:,}", more)
     return table
 
 

@@ -76,7 +76,7 @@ LEVELS = (
     # 4: builds everything
     ("app",),
     # 5: the command
-    ("cli + __main__ + keycli + kvcli + kvsheet + usagecli + terminal",),
+    ("cli + __main__ + keycli + kvcli + kvfleet + kvsheet + usagecli + asking + terminal",),
 )
 
 MAY_KNOW = {

@@ -1,5 +1,6 @@
 """kvlane kv: the sheet, the same figures for programs, and one line where it cannot be made."""
 
+import asyncio
 import csv
 import io
 import json
@@ -11,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway.cli import app as kvlane
+from tests.fleet_fixtures import house
 from tests.gateway import model_files as files
 
 
@@ -200,3 +202,29 @@ def test_says_in_one_line_what_is_wrong_with_the_file(tmp_path: Path) -> None:
     assert complaint(tmp_path, {"model_type": "llama"}) == (
         f"{tmp_path}/config.json: has no hidden_size or n_embd or d_model or model_dim"
     )
+
+
+# Beside what a fleet reports.
+
+
+async def test_compares_with_what_the_engines_of_a_gateway_report(tmp_path: Path) -> None:
+    async with house(2) as whole:
+        await whole.rests()
+        args = ("--context", "8k", "--admin", whole.gateway.admin_url)
+        found = await asyncio.to_thread(figures, tmp_path, files.LLAMA_8B, *args, "--model", "sim")
+        table = await asyncio.to_thread(run, tmp_path, files.LLAMA_8B, *args)
+        missing = await asyncio.to_thread(complaint, tmp_path, files.LLAMA_8B, *args, "--model", "other")
+    assert [row["models"] for row in found["fleet"]] == [["sim"], ["sim"]]
+    assert {row["tokens"] for row in found["fleet"]} == {400_000}
+    assert {row["sheet_tokens"] for row in found["fleet"]} == {found["contexts"][0]["tokens"]}
+    assert "400,000" in table.stdout
+    assert max(map(len, table.stdout.splitlines())) <= 100
+    assert missing == f"{args[-1]}: no endpoint serves other"
+
+
+async def test_a_gateway_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
+    args = ("--admin", "http://127.0.0.1:1")
+    assert (await asyncio.to_thread(complaint, tmp_path, files.LLAMA_8B, *args)).startswith("http://127.0.0.1:1: ")
+    args = ("--admin", "nowhere")
+    line = await asyncio.to_thread(complaint, tmp_path, files.LLAMA_8B, *args)
+    assert line == "--admin must be http://host:port, is 'nowhere'"
