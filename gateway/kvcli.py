@@ -48,7 +48,12 @@ def kv(
     utilization: Annotated[float, typer.Option(help="Part of the memory that the engine may take.")] = 0.9,
     max_batched_tokens: Annotated[int, typer.Option(help="Of a prefill chunk.", min=1, max=1 << 20)] = 8192,
     max_sequences: Annotated[
-        int | None, typer.Option(help="That run at once; as vLLM 1,024 from 70 GiB, else 256.", min=1, max=1 << 16)
+        int | None,
+        typer.Option(
+            help="That run at once; by default as vLLM, 1,024 from 70 GiB (an A100: say 256), else 256.",
+            min=1,
+            max=1 << 16,
+        ),
     ] = None,
     block: Annotated[int, typer.Option(help="Tokens per block of the cache.", min=1, max=1 << 14)] = 16,
     context: Annotated[
