@@ -33,12 +33,11 @@ MARGIN = 0.10  # of usable memory: less is eaten by an update of engine or drive
 ACTIVATION_BYTES = 2  # engines compute in 16 bits, whatever the weights are kept in
 ACTIVATION_MARGIN = 1.1  # workspaces of kernels, and holes in PyTorch's caching allocator
 RESIDUAL_WIDTH = 4  # of the model's: residual, normed input, output of the block, and its sum over the GPUs
-SAMPLER_BYTES = (
-    40  # a logit, with its sorted, summed and masked copies: 41 by vLLM's log of Llama-3-8B (256 sequences),
-)
-# 39 by what llm-d's planner has for Llama and Qwen (if 1,024); samplers that need no sort (FlashInfer's) take less
+SAMPLER_BYTES = 40  # a logit, with its sorted, summed and masked copies
+# vLLM's log of Llama-3-8B with 256 sequences has 41; llm-d's planner for Llama and Qwen 39, if it was 1,024 sequences;
+# samplers that need no sort (FlashInfer's) take less.
 CONTEXT_GIB = 0.7  # CUDA context, kernels, cuBLAS workspaces: 0.5 to 1 on Hopper
-GRAPHS_GIB = 0.6  # vLLM's own estimates lie between 0.2 and 0.8 without speculation
+GRAPHS_GIB = 0.6  # vLLM's own estimates are mostly 0.2 to 0.8 without speculation
 NCCL_GIB = 1.25  # buffers and the custom all-reduce; vLLM's logs lie between 0.3 and 1.8
 STATE_BLOCKS = 2  # see above
 LARGE_GIB, MANY_SEQUENCES, FEW_SEQUENCES = 70, 1024, 256  # vLLM's --max-num-seqs by memory; an A100 has few too
