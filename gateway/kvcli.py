@@ -20,7 +20,7 @@ from gateway.modelfile import ConfigFault, read_json
 from gateway.quantized import KV_BYTES, PLAIN, QUANTIZED, Kept, kept_of
 from gateway.terminal import give_up
 from policies.capacity import Plan, capacity, helped, longest, problem_of, usual_sequences
-from policies.shape import Shape
+from policies.layers import Shape
 
 DOES_NOT_FIT = 1  # exit status: the sheet is made, and says that a context does not fit
 VISIBLE = 0.99  # of the GiB that a card is sold by: the driver shows 79.2 to 79.6 of 80, 139.8 of 141

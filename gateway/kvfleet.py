@@ -8,7 +8,7 @@ import orjson
 from gateway.asking import Unanswered, asked, refusal
 from gateway.kvsheet import Held
 from policies.capacity import Plan, capacity
-from policies.shape import Shape
+from policies.layers import Shape
 
 TIMEOUT_S = 10.0
 

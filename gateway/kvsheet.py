@@ -10,7 +10,7 @@ from rich.text import Text
 
 from gateway.quantized import Kept
 from policies.capacity import CONTEXT_GIB, GIB, GRAPHS_GIB, MARGIN, NCCL_GIB, Plan, Remedy, Row, Sheet
-from policies.shape import Heads, Latent, Shape
+from policies.layers import Heads, Latent, Shape
 
 WIDTH = 100  # columns: of a page of a review, too
 SOURCES = {"shapes": "counted from the shapes", "index": "by the index beside it", "--params": "by --params"}

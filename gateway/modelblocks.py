@@ -3,7 +3,7 @@
 from math import ceil
 
 from gateway.modelfile import ConfigFault, Fields, shown
-from policies.shape import Block, Cache, Heads, Latent, Part, State, attention, experts, feed, latent, norms
+from policies.layers import Block, Cache, Heads, Latent, Part, State, attention, experts, feed, latent, norms
 
 FULL = {"full_attention", "attention", "global_attention", "global", "*"}
 WINDOWED = {"sliding_attention", "chunked_attention", "local_attention", "local"}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gateway.modelblocks import ATTENTION, KNOWN, feed_of, mixer_of
 from gateway.modelfile import ConfigFault, Fields, read_json, shown
-from policies.shape import Layer, Part, Shape, norms
+from policies.layers import Layer, Part, Shape, norms
 
 MAX_LAYERS = 4096
 NESTS = ("text_config", "language_config", "llm_config", "thinker_config")

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from gateway.modelfile import ConfigFault, Fields, shown
 from policies.capacity import LINEAR, Precision
-from policies.shape import Kind
+from policies.layers import Kind
 
 PLAIN = {"bf16": 16.0, "fp16": 16.0, "fp32": 32.0}
 EXPERTS: frozenset[Kind] = frozenset({"experts"})  # all that MXFP4 checkpoints quantize

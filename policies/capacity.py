@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, floor
 
-from policies.shape import MANY, Cache, Heads, Kind, Latent, Layer, Part, Shape, State
+from policies.layers import MANY, Cache, Heads, Kind, Latent, Layer, Part, Shape, State
 
 GIB = 1 << 30
 MARGIN = 0.10  # of usable memory: less is eaten by an update of engine or driver, or the next adapter

@@ -9,7 +9,7 @@ import pytest
 from gateway.modelconfig import index_bytes, shape_of, text_of
 from gateway.modelfile import ConfigFault, Fields, read_json
 from gateway.quantized import kept_of
-from policies.shape import Heads, Latent, State
+from policies.layers import Heads, Latent, State
 from tests.gateway import model_files as files
 
 

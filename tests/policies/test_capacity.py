@@ -22,7 +22,7 @@ from policies.capacity import (
     stages,
     usual_sequences,
 )
-from policies.shape import Block, Cache, Heads, Latent, Layer, Part, Shape, State, attention, feed, norms
+from policies.layers import Block, Cache, Heads, Latent, Layer, Part, Shape, State, attention, feed, norms
 
 FULL, WINDOW = Heads(8, 256), Heads(8, 256, window=1024)
 PLAN = Plan(80)

@@ -1,6 +1,6 @@
 """What a model weighs, and what it keeps of a token: counted from shapes alone."""
 
-from policies.shape import Block, Heads, Latent, Layer, Part, Shape, State, attention, experts, feed, latent, norms
+from policies.layers import Block, Heads, Latent, Layer, Part, Shape, State, attention, experts, feed, latent, norms
 
 
 def shape(layers: int = 2, *, is_tied: bool = False, cache: Heads | Latent | State | None = None) -> Shape:
