@@ -1,4 +1,4 @@
-"""The command line: kvlane serve | check | key | tenant | usage | metrics | profile | doctor."""
+"""The command line: kvlane serve | check | key | tenant | usage | metrics | profile | doctor | kv."""
 
 import asyncio
 import ctypes
@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 import uvloop
 
-from gateway import doctorcli, keycli, metricscli, profilecli, tenantcli, usagecli
+from gateway import doctorcli, keycli, kvcli, metricscli, profilecli, tenantcli, usagecli
 from gateway.app import Gateway, StartError
 from gateway.config import Config
 from gateway.logs import Discreet, log_loop_fault
@@ -38,6 +38,7 @@ app.command()(usagecli.usage)
 app.command()(metricscli.metrics)
 app.command()(profilecli.profile)
 app.command()(doctorcli.doctor)
+app.command()(kvcli.kv)
 
 FEW_FILES = 4096
 M_MMAP_THRESHOLD, LARGE_BYTES = -3, 1 << 20

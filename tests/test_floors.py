@@ -73,6 +73,7 @@ LEVELS = (
         "sources",
         "tracing + spans",
         "limiter + sharedledger",
+        "modelconfig + modelblocks + modelfile + quantized",
     ),
     ("guard", "tenantwatch", "keystores", "gauges", "scaling", "looplag", "accounts"),
     ("admin", "accountpages", "doctor"),
@@ -82,7 +83,10 @@ LEVELS = (
     # 4: builds everything
     ("app",),
     # 5: the command
-    ("cli + __main__ + keycli + tenantcli + usagecli + metricscli + profilecli + doctorcli + terminal",),
+    (
+        "cli + __main__ + keycli + tenantcli + usagecli + metricscli + profilecli + doctorcli"
+        " + kvcli + kvfleet + kvsheet + asking + terminal",
+    ),
 )
 
 MAY_KNOW = {
@@ -124,6 +128,7 @@ ONLY_IN = {
         "gateway.metricscli",
         "gateway.profilecli",
         "gateway.doctorcli",
+        "gateway.kvcli",
     },
     "uvloop": {"gateway.cli"},
     "policies.books": {"gateway.lease"},
