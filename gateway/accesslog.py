@@ -8,6 +8,7 @@ prompts are keyed, so that nobody can guess prompts by a log; the key is the con
 start, and kept beside the log, so that the fingerprints of next year can be compared with today's.
 """
 
+import logging
 import os
 import secrets
 import sys
@@ -15,16 +16,21 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import Protocol
 
 import orjson
 
 from gateway.logfile import LogFile
+from gateway.logs import reason
 from gateway.sections import AccessLog as Section
 from policies.fingerprint import Fingerprinter
 from policies.record import RequestRecord
 
+log = logging.getLogger(__name__)
+
 FLUSH_S = 0.5
+COMPLAIN_EVERY_S = 60.0
 MAX_PENDING = 20_000  # lines, some 20 MB
 KEY_BYTES = 32
 KEY_SUFFIX = ".key"
@@ -61,6 +67,7 @@ class AccessLog:
         self._pending: deque[bytes] = deque()  # the loop appends, the thread takes: each one step, so no lock
         self._wake = threading.Event()
         self._is_closing = False
+        self._complained_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
         self._thread.start()
 
@@ -92,9 +99,12 @@ class AccessLog:
             try:
                 self._sink.write(b"".join(lines))
                 self._sink.flush()
-            except OSError:
+            except OSError as error:
                 for _ in lines:
                     self._on_drop()
+                if monotonic() - self._complained_at >= COMPLAIN_EVERY_S:
+                    self._complained_at = monotonic()
+                    log.warning("the access log cannot be written: %s; lines are lost, and counted", reason(error))
 
 
 def open_log(config: Section, on_drop: Callable[[], None]) -> AccessLog | None:

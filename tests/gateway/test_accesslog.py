@@ -124,6 +124,21 @@ def test_a_full_disk_costs_lines_which_are_counted_and_nothing_else(drops: Drops
     assert drops.count == 10
 
 
+def test_a_full_disk_is_told_in_one_line(
+    drops: Drops, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(accesslog, "FLUSH_S", 0.0)
+    log = AccessLog(Full(), drops, PRINTS)
+    for at in range(3):
+        log.write(RECORD)
+        while drops.count == at:
+            pass
+    log.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the access log cannot be written: No space left on device; lines are lost, and counted"
+    ]
+
+
 def test_standard_output_is_left_open(drops: Drops, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     log = AccessLog(sys.stdout.buffer, drops, PRINTS)
     log.write(RECORD)
