@@ -40,6 +40,7 @@ class PrefixDoctor:
 
     def __init__(self, config: DoctorConfig, secret: bytes, metrics: Metrics, clock: Callable[[], float]) -> None:
         self._metrics = metrics
+        self._clock = clock
         self._doctor = Doctor()
         maker = ShapeMaker(secret, config.per_second, clock, keeps_examples=config.examples) if config.enabled else None
         self._maker = maker
@@ -49,8 +50,11 @@ class PrefixDoctor:
     def note(self, record: RequestRecord) -> None:
         """Take in a finished request."""
         if self._maker is not None and record.tries and record.route in GENERATING:
+            began_at = self._clock()
             for waste in self._doctor.note(record.tenant, record.model, record.arrived_at, record.prefix_shape):
                 self._metrics.prefix_waste.add((record.tenant, waste.fault.value), waste.tokens)
+            if record.prefix_shape is not None:
+                self._maker.charge(self._clock() - began_at)
 
     def routes(self) -> Iterable[web.AbstractRouteDef]:
         """Give the page."""

@@ -195,7 +195,7 @@ class Doctor(Section):
 
     enabled: bool = Field(True, description="Off: nothing is computed, logged or found.")
     per_second: Seconds = Field(
-        20, description="Prompts looked at, at most; never more than 1 % of a core goes into making their shapes."
+        20, description="Prompts looked at, at most; never more than 1 % of a core goes into it."
     )
     examples: bool = Field(
         False, description="Whether lines that vary are kept as text, with what varies masked, for /admin/doctor."

@@ -30,7 +30,7 @@ MAX_SIZE = 10**9 - 1
 MAX_BODY_BYTES = 1 << 20  # of a body with tools, which are written out again
 MAX_LINES = {"s": 40, "u": 16}
 LAST_LINES = 8  # of a part with more: constant text often stands at its end, behind documents
-MAX_CPU = 0.01  # of the time of one core: shapes that cost more are made more rarely
+MAX_CPU = 0.01  # of the time of one core: shapes that cost more, to make or to read, are made more rarely
 HASH_CHARS = 6  # 36 bits: of ten thousand segments two are taken for one with odds of 1 in 1,400
 VALUE_CHARS = 4  # 24 bits: two values that are taken for one would look like white space
 MAX_TOOLS = 256  # more are hashed in their order only
@@ -58,6 +58,7 @@ class ShapeMaker:
         self._burst_s = 1.0
         self._clock = clock
         self._next_at = float("-inf")
+        self._paid_at = float("-inf")
         self._seed = secrets.randbits(64)
         self._known: dict[int, str] = {}
         self._keeps_examples = keeps_examples
@@ -70,11 +71,16 @@ class ShapeMaker:
             return None
         now = self._clock()
         due_at = max(self._next_at, now - self._burst_s)
-        if due_at > now:
+        if due_at > now or self._paid_at > now:
             return None
         shape = self.made(document)
-        self._next_at = due_at + max(self._interval_s, (self._clock() - now) / MAX_CPU)
+        self._next_at = due_at + self._interval_s
+        self.charge(self._clock() - now)
         return shape
+
+    def charge(self, cost_s: float) -> None:
+        """Count what looking at a prompt took, here or of whoever reads its shape: after much of it, none is looked at."""
+        self._paid_at = max(self._paid_at, self._clock() - self._burst_s) + cost_s / MAX_CPU
 
     def made(self, document: dict[str, Any]) -> str | None:
         """Make the shape of a parsed body, whoever's turn it is."""

@@ -1,6 +1,7 @@
 """Shapes say what prompts have in common and what not, within bounds, and no text."""
 
 import copy
+import itertools
 from random import Random
 from typing import Any
 
@@ -136,10 +137,23 @@ def test_so_many_a_second_are_looked_at() -> None:
     assert sum(shapes.of(CHAT, {"prompt": "x"}, 9) is not None for _ in range(100)) == 8
 
 
-def test_what_costs_more_is_made_more_rarely() -> None:
-    ticks = iter((1.0, 1.1, 1.2, 9.9, 10.1, 10.1))
-    shapes = ShapeMaker(SECRET, 20, lambda: next(ticks))
-    assert [shapes.of(CHAT, {"prompt": "x"}, 9) is None for _ in range(3)] == [False, True, True]
+def test_what_costs_more_to_make_is_made_more_rarely() -> None:
+    ticks = itertools.count(1)
+    shapes = ShapeMaker(SECRET, 20, lambda: next(ticks) / 10)
+    assert shapes.of(CHAT, {"prompt": "x"}, 9) is not None  # takes 0.1 s, and then none is made for 10 s
+    assert sum(shapes.of(CHAT, {"prompt": "x"}, 9) is not None for _ in range(91)) == 1
+
+
+def test_what_costs_more_to_read_is_made_more_rarely() -> None:
+    clock = Clock()
+    shapes = ShapeMaker(SECRET, 20, clock)
+    assert shapes.of(CHAT, {"prompt": "x"}, 9) is not None
+    shapes.charge(0.005)
+    assert shapes.of(CHAT, {"prompt": "x"}, 9) is not None  # within the burst
+    shapes.charge(0.05)
+    clock.now = 4.4
+    assert shapes.of(CHAT, {"prompt": "x"}, 9) is None
+    clock.now = 4.6
     assert shapes.of(CHAT, {"prompt": "x"}, 9) is not None
 
 
