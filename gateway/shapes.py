@@ -79,7 +79,7 @@ class ShapeMaker:
         return shape
 
     def charge(self, cost_s: float) -> None:
-        """Count what looking at a prompt took, here or of whoever reads its shape: after much of it, none is looked at."""
+        """Count what looking at a prompt took, here or where its shape is read: none is looked at for a while then."""
         self._paid_at = max(self._paid_at, self._clock() - self._burst_s) + cost_s / MAX_CPU
 
     def made(self, document: dict[str, Any]) -> str | None:
