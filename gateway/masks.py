@@ -26,7 +26,7 @@ _LOOKS = re.compile(
     r"|Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
     r"(?:(?P<u>\b[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b)"
     rf"|(?P<t>\b(?:{_DATE}(?:T|,?\s(?:at\s)?))?{_CLOCK}|\b1[5-9]\d{{8}}(?:\d{{3}}|\.\d+)?\b)"
-    rf"|(?P<d>\b{_DATE}(?!\w))"
+    rf"|(?P<d>\b{_DATE}(?!\w|\.\d))"
     r"|(?P<e>[\w.+-]{1,64}@[\w-]{1,64}\.[\w.-]{1,64})"
     r"|(?P<i>\b(?=[A-Za-z_-]{0,32}\d)(?=[\d_-]{0,32}[A-Za-z])[A-Za-z0-9_-]{6,128}\b)"
     r"|(?P<n>\d+(?:[.,]\d+)*))"

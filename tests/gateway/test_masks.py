@@ -21,6 +21,7 @@ def masked(line: str) -> str:
         ("On 02.03.2026 and 3/2/26", "On <d> and <d>"),
         ("Current time: 2026-03-02T08:15:30.123Z", "Current time: <t>"),
         ("Now: 2026-03-02 08:15:30 UTC!", "Now: <t>!"),
+        ("Client 10.5.20.7, version 1.12.20.", "Client <n>, version <d>."),
         ("It is 8:15 PM now.", "It is <t> now."),
         ("ts=1772438400", "ts=<t>"),
         ("Session 6f1c2a5e-9d2b-4c8e-a1f0-0123456789ab ends", "Session <u> ends"),
