@@ -155,22 +155,22 @@ def caching(profile: Profile) -> Figure | None:
     groups = [("all", profile.whole)]
     if len(profile.tenants) > 1:
         groups += largest(profile.tenants, TOP - 1)
-    groups = [(name, each) for name, each in groups if each.reachable is not None or each.reached is not None]
+    groups = [(name, each) for name, each in groups if each.findable is not None or each.reached is not None]
     if not groups:
         return None
     figure, axes = _empty(1.1 + 0.32 * len(groups))
     places = range(len(groups))
-    axes.barh(places, [each.reachable or 0.0 for _, each in groups], height=0.66, color=GREY, alpha=0.6)
+    axes.barh(places, [each.findable or 0.0 for _, each in groups], height=0.66, color=GREY, alpha=0.6)
     axes.barh(places, [each.reached or 0.0 for _, each in groups], height=0.36, color=GREEN)
     for place, (_, each) in zip(places, groups, strict=True):
         if each.predicted is not None:
             axes.plot([each.predicted] * 2, [place - 0.33, place + 0.33], color=INK, linewidth=1.6)
         words = f"{each.reached:.0%}" if each.reached is not None else "not told"
-        if each.reachable is not None:
-            words += f" of {each.reachable:.0%}"
+        if each.findable is not None:
+            words += f" of {each.findable:.0%}"
         axes.annotate(
             words,
-            (max(each.reachable or 0.0, each.reached or 0.0), place),
+            (max(each.findable or 0.0, each.reached or 0.0), place),
             xytext=(5, 0),
             textcoords="offset points",
             va="center",

@@ -153,7 +153,7 @@ def caching(profile: Profile) -> Section:
     rows = [
         ("hit rate reached (engines tell)", percent(whole.reached)),
         ("hit rate predicted (gateway)", percent(whole.predicted)),
-        ("hit rate reachable (cache without end)", percent(whole.reachable)),
+        ("hit rate reachable (cache without end)", percent(whole.findable)),
     ]
     advice = []
     if whole.reachable is None:
@@ -173,10 +173,9 @@ def caching(profile: Profile) -> Section:
         if coarse:
             advice.append(f"Blocks of up to {coarse[-1]} tokens lose no more than {percent(LITTLE_LOSS)}.")
         keep_s = after.quantile(0.95)
-        fresh = (1 - whole.reachable) * whole.prompt_tokens.mean + whole.output_tokens.mean
         advice.append(
-            f"To find 95 % of that, {duration(keep_s)} of new tokens must stay cached: "
-            f"about {rough(fresh * whole.arrivals.rate * min(keep_s, whole.arrivals.span_s))} over the fleet."
+            f"To find 95 % of that, what was used in the last {duration(keep_s)} must stay cached: "
+            f"about {rough(footprint(profile, min(keep_s, whole.arrivals.span_s)))} tokens over the fleet."
         )
         if whole.reached is not None and whole.reachable - whole.reached > GAP:
             advice.append(
@@ -186,6 +185,18 @@ def caching(profile: Profile) -> Section:
         elif whole.reached is not None:
             advice.append("Caches find what there is to find.")
     return _cache_section(rows, advice)
+
+
+def footprint(profile: Profile, window_s: float) -> float:
+    """Give how many different tokens pass within a window, in the mean: what a cache that forgets the oldest must hold.
+
+    A token adds to it for as long as it is not used again, at most the window: of new ones that is all of it (Xiang et
+    al., HOTL, ASPLOS 2013, where the footprint is the integral of the share that is not used again within a time).
+    """
+    whole = profile.whole
+    found = (whole.reachable or 0.0) * whole.prompt_tokens.mean
+    fresh = whole.prompt_tokens.mean - found + whole.output_tokens.mean
+    return whole.arrivals.rate * (fresh * window_s + found * profile.beginnings.reused_after_s.mean_to(window_s))
 
 
 def _cache_section(rows: Sequence[tuple[str, ...]], advice: list[str]) -> Section:
@@ -243,7 +254,7 @@ def groups(name: str, title: str, decides: str, found: dict[str, Portrait]) -> S
             f"{each.prompt_tokens.quantile(0.99):,.0f}",
             f"{each.output_tokens.mean:,.0f}",
             percent(each.reached),
-            percent(each.reachable),
+            percent(each.findable),
             seconds(each.ttft_s.quantile(0.95)) if each.ttft_s.count else "-",
             seconds(each.waited_s.quantile(0.95)) if each.waited_s.count else "-",
         )

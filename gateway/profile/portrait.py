@@ -115,6 +115,11 @@ class Portrait:
         """Share of prompt tokens that a cache without end would have had; None where no prompt has a fingerprint."""
         return min(1.0, self.reachable_tokens / self.marked_tokens) if self.marked_tokens else None
 
+    @property
+    def findable(self) -> float | None:
+        """Give the same, no less than was found: marks are coarser than blocks, and tell nothing of before the log."""
+        return None if self.reachable is None else max(self.reachable, self.reached or 0.0)
+
 
 class Profile:
     """A log's portrait: of all of it, by tenant, by model and by class of service.

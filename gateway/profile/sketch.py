@@ -52,6 +52,10 @@ class Sketch:
                 return value
         return self.most
 
+    def mean_to(self, most: float) -> float:
+        """Give the mean of the values where each that is greater than `most` counts as that; 0 of nothing."""
+        return sum(min(value, most) * weight for value, weight in self.buckets()) / max(self.count, LEAST)
+
     def above(self, value: float) -> tuple[float, float]:
         """Give which share of the values is greater, and which share of their sum those make."""
         greater = [(each, weight) for each, weight in self.buckets() if each > value]

@@ -1,5 +1,6 @@
 """Findings: advice follows from the figures, by rules that are told."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from random import Random
@@ -9,6 +10,7 @@ import pytest
 from gateway.profile.findings import Section, duration, percent, seconds, sections
 from gateway.profile.portrait import Profile
 from policies.record import Outcome, RequestRecord
+from policies.request import BlockHash
 from tests.gateway.profile.test_portrait import ASKED, PRINTS, drawn
 
 
@@ -70,6 +72,18 @@ def test_what_was_computed_again_is_told() -> None:
     again = advice(poisson(50, cached_tokens=0), "caching")
     assert "94.1 % of all prompt tokens were computed again" in again
     assert "find what there is" in advice(poisson(50, cached_tokens=940), "caching")
+
+
+def test_a_cache_must_hold_what_is_used_again_and_not_only_what_is_new() -> None:
+    """Twenty prompts of 1,000 tokens in turn, ten a second: all 20,000 tokens must stay, and their answers."""
+    turns = [[BlockHash(each * 100 + unit) for unit in range(15)] for each in range(20)]
+    asked = [
+        replace(ASKED, arrived_at=at / 10, prompt_tokens=960, output_tokens=0, prefix=PRINTS.of(turns[at % 20]))
+        for at in range(2000)
+    ]
+    told_tokens = re.search(r"([\d,]+) tokens over the fleet", advice(asked, "caching"))
+    assert told_tokens is not None
+    assert int(told_tokens[1].replace(",", "")) == pytest.approx(20 * 960, rel=0.05)
 
 
 def test_without_fingerprints_nothing_is_claimed() -> None:

@@ -50,6 +50,13 @@ def test_hit_rates_are_shares_of_the_prompts_of_which_they_are_told() -> None:
     assert whole.reachable == 15 * 64 / 2000  # the second finds the units of the first
 
 
+def test_what_was_found_could_be_found() -> None:
+    """Prompts shorter than a unit have no mark, and caches may have been warm before the log began."""
+    short = replace(ASKED, prompt_tokens=40, prefix="", cached_tokens=32)
+    whole = drawn(short, short).whole
+    assert (whole.reachable, whole.findable) == (0.0, 0.8)
+
+
 def test_an_engine_that_tells_of_more_than_there_is_is_not_believed() -> None:
     assert drawn(replace(ASKED, cached_tokens=5000)).whole.reached == 1.0
 

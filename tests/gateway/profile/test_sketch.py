@@ -52,6 +52,14 @@ def test_what_lies_above_is_told_as_a_share_of_values_and_of_their_sum() -> None
     assert total == pytest.approx(1000 / 1090, rel=0.01)
 
 
+def test_what_is_cut_at_a_value_has_a_mean() -> None:
+    sketch = Sketch()
+    for value in (0.0, 1.0, 2.0, 9.0):
+        sketch.add(value)
+    assert sketch.mean_to(4.0) == pytest.approx((0 + 1 + 2 + 4) / 4, rel=0.01)
+    assert sketch.mean_to(0.0) == Sketch().mean_to(4.0) == 0.0
+
+
 def test_it_stays_small_whatever_comes() -> None:
     chance = Random(1)
     sketch = sketched([10 ** chance.uniform(-6, 9.3) for _ in range(50_000)])
