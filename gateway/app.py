@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator
+from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from typing import BinaryIO
@@ -32,6 +33,7 @@ from gateway.admin import log as admin_log
 from gateway.classes import Classes
 from gateway.client import ClientServer
 from gateway.config import Config, PoolConfig
+from gateway.dashboard import dashboard
 from gateway.demand import Demand
 from gateway.discovery import Discovery
 from gateway.discovery.static import StaticDiscovery
@@ -39,6 +41,7 @@ from gateway.fleet import Fleet
 from gateway.gate import Gate
 from gateway.gauges import add_gauges, add_limiter_gauges
 from gateway.guard import Guard
+from gateway.history import History
 from gateway.homes import Homes
 from gateway.intake import Intake
 from gateway.kvevents import KvEvents
@@ -46,6 +49,7 @@ from gateway.limiter import Limiter
 from gateway.members import FleetPool, Member
 from gateway.metrics import Metrics
 from gateway.models import Models
+from gateway.overview import Overview
 from gateway.probe import Probe
 from gateway.proxy import Proxy
 from gateway.questions import Questions
@@ -189,6 +193,22 @@ class Gateway:
             lag_s=lambda: self._lag_s,
         )
         add_limiter_gauges(self.metrics, self.limiter)
+        self.history = History(self.metrics, self.fleet, self.gate, self._clock, time.time)
+        self._overview = Overview(
+            self.history,
+            self.metrics,
+            self.fleet,
+            self.gate,
+            tenants,
+            self._look_at,
+            key=secrets.token_bytes(32),
+            version=version("kvlane"),
+            active=lambda: self.proxy.active,
+            lag_s=lambda: self._lag_s,
+            is_draining=lambda: self._is_draining,
+            clock=self._clock,
+            wall=time.time,
+        )
 
     # Life.
 
@@ -216,7 +236,8 @@ class Gateway:
             )
         except OSError as error:
             raise StartError(f"cannot listen on {listen.host}:{listen.port}: {reason(error)}") from error
-        app = admin_app(self.fleet, self.metrics, self._clock, Guard(listen), self._account_pages.routes())
+        pages = (*self._account_pages.routes(), *self._overview.routes(), *dashboard())
+        app = admin_app(self.fleet, self.metrics, self._clock, Guard(listen), pages)
         self._admin_runner = web.AppRunner(app, access_log=None, logger=admin_log)
         await self._admin_runner.setup()
         try:
@@ -240,6 +261,7 @@ class Gateway:
             await self._follow_once(pool, pool_config)
         self._tasks.append(asyncio.create_task(self._watch_lag(), name="loop lag"))
         self._tasks.append(asyncio.create_task(self._tenant_watch.watch(), name="tenants"))
+        self._tasks.append(asyncio.create_task(self.history.watch(), name="history"))
         gc.set_threshold(*GC_THRESHOLDS)
         gc.collect()
         gc.freeze()

@@ -1,5 +1,6 @@
 """Member: an engine of the fleet; FleetPool: those that one policy spreads requests over."""
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -9,6 +10,9 @@ from policies.endpoint import Endpoint, Pool
 from policies.forecast import HitForecast
 from policies.index import PrefixIndex
 from policies.policy import Policy
+from policies.request import InferenceRequest
+
+LATELY = 128  # requests: a sample, to tell what prompts share
 
 
 class InFlight(Protocol):
@@ -68,6 +72,8 @@ class FleetPool:
     policy: Policy
     index: PrefixIndex
     members: list[Member] = field(default_factory=list)
+    lately: deque[InferenceRequest] = field(default_factory=lambda: deque(maxlen=LATELY))
+    """The last that were sent there; who looks at them takes them."""
 
     @property
     def name(self) -> str:

@@ -68,14 +68,15 @@ LEVELS = (
         "sources",
         "limiter + sharedledger",
     ),
-    ("guard", "tenantwatch", "keystores", "gauges", "accounts"),
+    ("guard", "tenantwatch", "keystores", "gauges", "accounts", "history", "dashboard"),
     ("admin", "accountpages"),
+    ("overview",),
     # 3: the life of a request
     ("proxy + exchange + attempt + stored + intake + demand",),
     # 4: builds everything
     ("app",),
     # 5: the command
-    ("cli + __main__ + keycli + usagecli + terminal",),
+    ("cli + __main__ + keycli + usagecli + topcli + topview + terminal",),
 )
 
 MAY_KNOW = {
@@ -106,7 +107,7 @@ ONLY_IN = {
     "httptools": {"gateway.connection"},
     "zmq": {"gateway.kvstream"},
     "msgspec": {"gateway.engines.kvevents"},
-    "typer": {"gateway.cli", "gateway.keycli", "gateway.usagecli"},
+    "typer": {"gateway.cli", "gateway.keycli", "gateway.usagecli", "gateway.topcli"},
     "uvloop": {"gateway.cli"},
     "policies.books": {"gateway.lease"},
     "policies.catalog": {"gateway.config", "gateway.app"},
