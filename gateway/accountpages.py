@@ -22,10 +22,12 @@ from aiohttp import web
 from gateway.accounts import Keeper
 from gateway.errors import error_body
 from gateway.keys import Entry, entries
+from gateway.limiter import Limiter
 from gateway.tenancy import TenantConfig
 from gateway.tenants import Tenant, Tenants
 from gateway.usagestore import StoreError
 from policies.accounts import Counts, Sums, added, days_between
+from policies.bucket import SECOND_US
 from policies.statement import By, Row, Usage, rows
 
 PARAMETERS = ("from", "to", "tenant", "model", "by", "format")
@@ -51,6 +53,23 @@ class Look(Protocol):
 
     async def __call__(self, tenant: Tenant) -> Sequence[LimitState]:
         """Give how they stand now; none where that cannot be known."""
+
+
+def looking(limiter: Limiter) -> Look:
+    """Give the way to look at what a limiter counts."""
+
+    async def look(tenant: Tenant) -> Sequence[LimitState]:
+        return [
+            LimitState(
+                f"{quota.name}:{quota.model}" if quota.model else quota.name,
+                quota.told(quota.limit),
+                quota.told(quota.left(allowance.remaining)),
+                allowance.reset_us / SECOND_US,
+            )
+            for quota, allowance in await limiter.look(tenant)
+        ]
+
+    return look
 
 
 class BadQuestion(Exception):

@@ -17,7 +17,6 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator
-from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from typing import BinaryIO
@@ -26,14 +25,13 @@ import aiohttp
 from aiohttp import web
 
 from gateway.accesslog import AccessLog
-from gateway.accountpages import AccountPages, LimitState
+from gateway.accountpages import AccountPages, looking
 from gateway.accounts import Keeper
 from gateway.admin import admin_app
 from gateway.admin import log as admin_log
 from gateway.classes import Classes
 from gateway.client import ClientServer
 from gateway.config import Config, PoolConfig
-from gateway.dashboard import dashboard
 from gateway.demand import Demand
 from gateway.discovery import Discovery
 from gateway.discovery.static import StaticDiscovery
@@ -41,7 +39,6 @@ from gateway.fleet import Fleet
 from gateway.gate import Gate
 from gateway.gauges import add_gauges, add_limiter_gauges
 from gateway.guard import Guard
-from gateway.history import History
 from gateway.homes import Homes
 from gateway.intake import Intake
 from gateway.kvevents import KvEvents
@@ -49,7 +46,7 @@ from gateway.limiter import Limiter
 from gateway.members import FleetPool, Member
 from gateway.metrics import Metrics
 from gateway.models import Models
-from gateway.overview import Overview
+from gateway.overview import Facts, Overview
 from gateway.probe import Probe
 from gateway.proxy import Proxy
 from gateway.questions import Questions
@@ -66,7 +63,6 @@ from gateway.upstream import Upstream
 from gateway.usagefiles import UsageInFiles
 from gateway.usageredis import UsageInRedis
 from gateway.usagestore import Memory, Store, StoreError
-from policies.bucket import SECOND_US
 from policies.catalog import POLICIES
 from policies.index import PrefixIndex
 from policies.learned import OutputHabits
@@ -149,7 +145,7 @@ class Gateway:
             config.accounting.days,
         )
         self._account_pages = AccountPages(
-            self._keeper, tenants, self._tenant_watch.configs, self._look_at, lambda tenant: None, time.time
+            self._keeper, tenants, self._tenant_watch.configs, looking(self.limiter), lambda tenant: None, time.time
         )
         self.readers = Readers(config.models, Questions(self.fleet, self._session, self._clock))
         self.proxy = Proxy(
@@ -193,21 +189,14 @@ class Gateway:
             lag_s=lambda: self._lag_s,
         )
         add_limiter_gauges(self.metrics, self.limiter)
-        self.history = History(self.metrics, self.fleet, self.gate, self._clock, time.time)
-        self._overview = Overview(
-            self.history,
+        self.overview = Overview(
             self.metrics,
             self.fleet,
             self.gate,
             tenants,
-            self._look_at,
-            key=secrets.token_bytes(32),
-            version=version("kvlane"),
-            active=lambda: self.proxy.active,
-            lag_s=lambda: self._lag_s,
-            is_draining=lambda: self._is_draining,
-            clock=self._clock,
-            wall=time.time,
+            looking(self.limiter),
+            self._clock,
+            lambda: Facts(self.proxy.active, self._lag_s, self._is_draining),
         )
 
     # Life.
@@ -236,7 +225,7 @@ class Gateway:
             )
         except OSError as error:
             raise StartError(f"cannot listen on {listen.host}:{listen.port}: {reason(error)}") from error
-        pages = (*self._account_pages.routes(), *self._overview.routes(), *dashboard())
+        pages = (*self._account_pages.routes(), *self.overview.routes())
         app = admin_app(self.fleet, self.metrics, self._clock, Guard(listen), pages)
         self._admin_runner = web.AppRunner(app, access_log=None, logger=admin_log)
         await self._admin_runner.setup()
@@ -261,7 +250,7 @@ class Gateway:
             await self._follow_once(pool, pool_config)
         self._tasks.append(asyncio.create_task(self._watch_lag(), name="loop lag"))
         self._tasks.append(asyncio.create_task(self._tenant_watch.watch(), name="tenants"))
-        self._tasks.append(asyncio.create_task(self.history.watch(), name="history"))
+        self._tasks.append(asyncio.create_task(self.overview.history.watch(), name="history"))
         gc.set_threshold(*GC_THRESHOLDS)
         gc.collect()
         gc.freeze()
@@ -340,18 +329,6 @@ class Gateway:
         self.upstream.forget(member.endpoint.url)
         for answer in list(member.in_flight):
             answer.give_up_if_silent(SILENT_S)
-
-    async def _look_at(self, tenant: Tenant) -> list[LimitState]:
-        """Say how the limits of a tenant stand."""
-        return [
-            LimitState(
-                f"{quota.name}:{quota.model}" if quota.model else quota.name,
-                quota.told(quota.limit),
-                quota.told(quota.left(allowance.remaining)),
-                allowance.reset_us / SECOND_US,
-            )
-            for quota, allowance in await self.limiter.look(tenant)
-        ]
 
     def _cache_secret(self, tenant: Tenant) -> bytes | None:
         """Give the secret by which the caches of a tenant are kept apart; None: they need not be."""

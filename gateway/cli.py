@@ -1,4 +1,4 @@
-"""The command line: kvlane serve | check | key | usage."""
+"""The command line: kvlane serve | check | key | usage | top."""
 
 import asyncio
 import ctypes
@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 import uvloop
 
-from gateway import keycli, usagecli
+from gateway import keycli, topcli, usagecli
 from gateway.app import Gateway, StartError
 from gateway.config import Config
 from gateway.logs import Discreet, log_loop_fault
@@ -34,6 +34,7 @@ app = typer.Typer(
 )
 app.add_typer(keycli.app, name="key")
 app.command()(usagecli.usage)
+app.command()(topcli.top)
 
 FEW_FILES = 4096
 M_MMAP_THRESHOLD, LARGE_BYTES = -3, 1 << 20

@@ -12,16 +12,20 @@ knows. Names are as they were configured or told by engines: who shows them has 
 """
 
 import asyncio
+import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import blake2b
+from importlib.metadata import version
 from math import isnan
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from aiohttp import web
 
 from gateway.accountpages import LimitState, Look
+from gateway.dashboard import dashboard
 from gateway.fleet import Fleet
 from gateway.gate import Gate
 from gateway.history import EVERY_S, History
@@ -46,74 +50,75 @@ RATES = ("served_per_s", "refused_per_s", "failed_per_s", "prompt_tokens_per_s",
 Rows = list[dict[str, Any]]
 
 
+class Facts(NamedTuple):
+    """What the gateway says of itself."""
+
+    active_requests: int
+    loop_lag_s: float
+    is_draining: bool
+
+
 class Overview:
-    """Makes the feed.
+    """Makes the feed, and serves it beside the page that shows it.
 
     Args:
         look: At a tenant's limits.
-        key: Of the hashes by which prefixes are named.
         clock: Monotonic seconds.
+        facts: Of this gateway, now.
         wall: Seconds since 1970.
+        key: Of the hashes by which prefixes are named; None: one that is made up.
     """
 
     def __init__(
         self,
-        history: History,
         metrics: Metrics,
         fleet: Fleet,
         gate: Gate,
         tenants: Tenants,
         look: Look,
-        *,
-        key: bytes,
-        version: str,
-        active: Callable[[], int],
-        lag_s: Callable[[], float],
-        is_draining: Callable[[], bool],
         clock: Callable[[], float],
-        wall: Callable[[], float],
+        facts: Callable[[], Facts],
+        *,
+        wall: Callable[[], float] = time.time,
+        key: bytes | None = None,
     ) -> None:
-        self._history = history
+        self.history = History(metrics, fleet, gate, clock, wall)
         self._metrics = metrics
         self._fleet = fleet
         self._gate = gate
         self._tenants = tenants
         self._look = look
-        self._key = key
-        self._version = version
-        self._active = active
-        self._lag_s = lag_s
-        self._is_draining = is_draining
         self._clock = clock
+        self._facts = facts
         self._wall = wall
+        self._key = key or secrets.token_bytes(32)
+        self._version = version("kvlane")
         self._made: bytes | None = None
         self._made_at = 0.0
         self._lock = asyncio.Lock()
 
     def routes(self) -> list[web.RouteDef]:
-        """Give the page with its path."""
-        return [web.get("/admin/overview", self._page)]
+        """Give the feed and the page with their paths."""
+        return [web.get("/admin/overview", self._page), *dashboard()]
 
     async def _page(self, request: web.Request) -> web.Response:
         async with self._lock:
             if self._made is None or self._clock() - self._made_at >= FRESH_S:
                 self._made = orjson.dumps(await self.content())
                 self._made_at = self._clock()
-        return web.Response(
-            body=self._made, content_type="application/json", headers={"cache-control": "no-store"}
-        )
+        return web.Response(body=self._made, content_type="application/json", headers={"cache-control": "no-store"})
 
     async def content(self) -> dict[str, Any]:
         """Make it anew."""
-        history = self._history
+        history, facts = self.history, self._facts()
         return {
             "version": self._version,
             "at": round(self._wall(), 3),
             "uptime_s": round(history.uptime_s, 1),
             "every_s": EVERY_S,
             "window_s": round(history.window_s, 1),
-            "is_draining": self._is_draining(),
-            "now": self._now(),
+            "is_draining": facts.is_draining,
+            "now": self._now(facts),
             "points": self._points(),
             "pools": self._pools(),
             "endpoints": self._endpoints(),
@@ -125,14 +130,14 @@ class Overview:
 
     # Parts.
 
-    def _now(self) -> dict[str, Any]:
-        points = self._history.points
+    def _now(self, facts: Facts) -> dict[str, Any]:
+        points = self.history.points
         last = points[-1] if points else None
         return {
-            "active_requests": self._active(),
+            "active_requests": facts.active_requests,
             "in_flight": sum(member.endpoint.outstanding.requests for member in self._fleet.members()),
             "waiting": sum(queue.waiting for queue in self._gate.queues.values()),
-            "loop_lag_s": known(self._lag_s()),
+            "loop_lag_s": known(facts.loop_lag_s),
             **{rate: None if last is None else known(getattr(last, rate)) for rate in RATES},
             "hit_ratio": None if last is None else known(last.hit_ratio),
             "ttft_s": None if last is None else by_share(last.ttft_s),
@@ -140,7 +145,7 @@ class Overview:
         }
 
     def _points(self) -> dict[str, Any]:
-        points = self._history.points
+        points = self.history.points
 
         def column(name: str) -> list[float | None]:
             return [known(getattr(point, name)) for point in points]
@@ -176,19 +181,19 @@ class Overview:
 
     def _endpoints(self) -> Rows:
         now = self._clock()
-        sent = self._history.added_by(self._metrics.endpoint_requests, "endpoint")
-        failed = self._history.added_by(self._metrics.endpoint_failures, "endpoint")
+        sent = self.history.added_by(self._metrics.endpoint_requests, "endpoint")
+        failed = self.history.added_by(self._metrics.endpoint_failures, "endpoint")
         members = [member for pool in self._fleet.pools for member in pool.members][:MAX_ENDPOINTS]
         return [describe(member, now, sent, failed) for member in members]
 
     async def _by_tenant(self) -> dict[str, Any]:
         """List the tenants that asked for most within the window."""
-        added, metrics = self._history.added_by, self._metrics
+        added, metrics = self.history.added_by, self._metrics
         requests = added(metrics.requests, "tenant")
         refused = added(metrics.refusals, "tenant")
         prompt, output = added(metrics.prompt_tokens, "tenant"), added(metrics.output_tokens, "tenant")
         cached = {"reported": dict[str, float](), "predicted": dict[str, float]()}
-        for (source, _, tenant), amount in self._history.added(metrics.cached_tokens):
+        for (source, _, tenant), amount in self.history.added(metrics.cached_tokens):
             sums = cached[source] if source in cached else cached["predicted"]
             sums[tenant] = sums.get(tenant, 0.0) + amount
         names = sorted(requests, key=lambda name: (-requests[name], name))
@@ -216,7 +221,7 @@ class Overview:
 
     def _refusals(self) -> Mapping[str, Rows]:
         """Count refusals within the window: by code, and of two codes by what was behind them."""
-        added, metrics = self._history.added_by, self._metrics
+        added, metrics = self.history.added_by, self._metrics
         return {
             "codes": ranked(added(metrics.refusals, "code"), "code"),
             "overload": ranked(added(metrics.admission_refusals, "reason"), "reason"),
@@ -226,9 +231,7 @@ class Overview:
     def _prefixes(self) -> Rows:
         """List the prefixes that prompts share most."""
         now = self._clock()
-        found = [
-            (pool, prefix) for pool, hot in self._history.hot.items() for prefix in hot.top(MAX_PREFIXES, now)
-        ]
+        found = [(pool, prefix) for pool, hot in self.history.hot.items() for prefix in hot.top(MAX_PREFIXES, now)]
         rows = [self._describe_prefix(pool, prefix) for pool, prefix in found]
         return sorted(rows, key=lambda row: -row["tokens"] * row["weight"])[:MAX_PREFIXES]
 
@@ -250,9 +253,7 @@ class Overview:
         return blake2b(last.to_bytes(8, "little"), digest_size=MARK_BYTES, key=self._key).hexdigest()
 
 
-def describe(
-    member: Member, now: float, sent: Mapping[str, float], failed: Mapping[str, float]
-) -> dict[str, Any]:
+def describe(member: Member, now: float, sent: Mapping[str, float], failed: Mapping[str, float]) -> dict[str, Any]:
     """Say of an endpoint what it does and how it is."""
     endpoint = member.endpoint
     books, report = endpoint.outstanding, endpoint.report

@@ -76,7 +76,7 @@ LEVELS = (
     # 4: builds everything
     ("app",),
     # 5: the command
-    ("cli + __main__ + keycli + usagecli + topcli + topview + terminal",),
+    ("cli + __main__ + keycli + usagecli + topcli + topview + asking + terminal",),
 )
 
 MAY_KNOW = {

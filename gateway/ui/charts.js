@@ -3,6 +3,7 @@
 import { clock, isKnown, trimmed } from "./words.js";
 
 const SPAN_S = 600;
+const LEAST_SPAN_S = 180;
 const HEIGHT = 180;
 
 const colour = (role) => getComputedStyle(document.documentElement).getPropertyValue(role).trim();
@@ -48,7 +49,7 @@ export class Chart {
         ...this.size(),
         padding: [8, 20, 0, 0],
         cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 }, sync: { key: "minutes" } },
-        scales: { x: { range: () => [this.end - SPAN_S, this.end] }, y: { range: (_, low, high) => this.range(high) } },
+        scales: { x: { range: () => [this.begin(), this.end] }, y: { range: (_, low, high) => this.range(high) } },
         axes: [
           {
             ...axis,
@@ -92,6 +93,10 @@ export class Chart {
   rest() {
     const last = this.data[0].length - 1;
     if (this.plot !== null && this.plot.cursor.idx == null && last >= 0) this.plot.setLegend({ idx: last }, false);
+  }
+
+  begin() {
+    return Math.max(this.end - SPAN_S, Math.min(this.data[0][0] ?? this.end, this.end - LEAST_SPAN_S));
   }
 
   range(high) {

@@ -108,19 +108,25 @@ export function prefixRow(each) {
   );
 }
 
-const BEHIND = { server_overloaded: "overload", rate_limit_exceeded: "limits", insufficient_quota: null };
+const isBudget = (limit) => /_per_(day|month)$/.test(limit);
 
-/** Refusals by code, and under two of them what was behind. */
-export function refusalRows(refusals) {
-  const rows = [];
-  for (const { code, count: many } of refusals.codes) {
-    rows.push(el("tr", "", el("td", "", spelt(code)), figure(count(many))));
-    for (const each of refusals[BEHIND[code]] ?? []) {
-      const words = el("bdi", "", spelt(each.reason ?? each.limit));
-      rows.push(el("tr", "detail", el("td", "under", words), figure(count(each.count))));
-    }
+/** What was behind a code, where more is known of it. */
+function behind(code, { overload, limits }) {
+  if (code === "server_overloaded") return overload.map((each) => [each.reason, each.count]);
+  if (code === "rate_limit_exceeded" || code === "insufficient_quota") {
+    return limits.filter((each) => isBudget(each.limit) === (code === "insufficient_quota")).map((each) => [each.limit, each.count]);
   }
-  return rows;
+  return [];
+}
+
+/** Refusals by code, and under some of them what was behind. */
+export function refusalRows(refusals) {
+  return refusals.codes.flatMap(({ code, count: many }) => [
+    el("tr", "", el("td", "", el("bdi", "", spelt(code))), figure(count(many))),
+    ...behind(code, refusals).map(([reason, each]) =>
+      el("tr", "detail", el("td", "under", el("bdi", "", spelt(reason))), figure(count(each))),
+    ),
+  ]);
 }
 
 export function findingRow(each) {

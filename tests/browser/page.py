@@ -83,16 +83,15 @@ class Page:
         """Wait until an expression is true there."""
         try:
             async with asyncio.timeout(ANSWER_S):
-                while not await self.evaluate(expression):
+                while not await self.evaluate(expression):  # noqa: ASYNC110  # the browser has no event for it
                     await asyncio.sleep(LOOK_EVERY_S)
         except TimeoutError:
             raise AssertionError(f"never true: {expression}; the browser said {self.complaints}") from None
 
-    async def shoot(self, file: Path, *, is_whole: bool = True) -> None:
-        """Write a picture of the page."""
-        shot = await self.tell("Page.captureScreenshot", format="png", captureBeyondViewport=is_whole)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(base64.b64decode(shot["data"]))
+    async def picture(self) -> bytes:
+        """Give a picture of the whole page, as PNG."""
+        shot = await self.tell("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        return base64.b64decode(shot["data"])
 
     async def listen(self) -> None:
         """Take what comes from the browser, until it ends."""
