@@ -81,8 +81,8 @@ async def fetch(admin: str, key: str | None, parameters: Mapping[str, str]) -> b
     """Ask the admin listener, or say in one line why there is no answer."""
     try:
         status, body = await asked(admin, key, "admin/usage", parameters, timeout_s=TIMEOUT_S)
-    except Unanswered as problem:
-        give_up(str(problem))
+    except Unanswered as silence:
+        give_up(str(silence))
     if (problem := problem_of(status, body, parameters["format"])) is not None:
         give_up(f"{admin}: {problem}")
     return body

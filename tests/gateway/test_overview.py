@@ -49,7 +49,8 @@ async def ask(whole: House, question: str, *, stream: bool = False) -> Reply:
 async def overview(whole: House) -> dict[str, Any]:
     """Read it as it is now, whoever has asked a moment ago."""
     whole.gateway.overview.history.read()
-    return json.loads(json.dumps(await whole.gateway.overview.content()))  # as a client has it
+    feed: dict[str, Any] = json.loads(json.dumps(await whole.gateway.overview.content()))  # as a client has it
+    return feed
 
 
 async def test_a_request_is_seen_in_every_part() -> None:
