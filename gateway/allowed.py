@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.errors import BudgetSpent, GatewayError, LimitReached
-from policies.bucket import DAY_US, SECOND_US, whole_ms
+from policies.bucket import HOUR_US, MINUTE_US, SECOND_US, whole_ms
 from policies.ledger import Allowance, Kind, Take
 from policies.quotas import Quota, Unit
 from policies.tariff import NANO
@@ -67,22 +67,32 @@ def refusal_of(
         return None
     wait_us, at = max(refusing)
     quota, take, allowance = quotas[at], takes[at], allowances[at]
-    told = f"{quota.limit / NANO:,.2f}" if quota.unit is Unit.COST else f"{quota.limit:,}"
+    told = money(quota.limit) if quota.unit is Unit.COST else f"{quota.limit:,}"
     what = WORDS[quota.name].format(told) + (f" of the model {quota.model!r}" if quota.model else "")
     words = f"tenant {tenant} may have {what} (a limit of this gateway, {quota.name})"
     if quota.kind is Kind.RATE:
-        needed = quota.left(take.amount, parts)
+        needed = quota.counted(take.amount, parts)
         if allowance.wait_us is None:
             words += f"; this request needs about {needed:,}, and no more than {quota.burst // parts:,} pass at once"
+        elif quota.unit is Unit.REQUESTS and quota.burst != quota.limit:
+            words += f"; no more than {quota.burst // parts:,} pass at once"
         elif quota.unit is Unit.TOKENS:
             words += f"; this request needs about {needed:,}, {quota.left(allowance.remaining, parts):,} are left"
     if quota.is_budget:
+        write = money if quota.unit is Unit.COST else "{:,}".format
+        words += f"; this request may need {write(take.amount)}, {write(allowance.remaining)} are left"
         words += f"; it begins anew in {span(allowance.reset_us)}"
     lines = lines_of(quotas, allowances, parts)
     retry_after_s = None if wait_us == float("inf") else wait_us / SECOND_US
     if quota.is_budget:
         return Refused(quota, BudgetSpent(words, lines=lines))
     return Refused(quota, LimitReached(words, lines=lines, retry_after_s=retry_after_s))
+
+
+def money(nanos: int) -> str:
+    """Write a cost with two decimals, or as many as it has."""
+    whole, part = divmod(nanos, NANO)
+    return f"{whole:,}.{f'{part:09}'.rstrip('0'):0<2}"
 
 
 def duration(us: int) -> str:
@@ -100,6 +110,9 @@ def duration(us: int) -> str:
 
 def span(us: int) -> str:
     """Write a long time for people."""
-    days, rest = divmod(us, DAY_US)
-    hours = -(-rest // (3600 * SECOND_US))
-    return f"{days} days and {hours} hours" if days else f"{hours} hours"
+    minutes = -(-us // MINUTE_US)
+    if us < HOUR_US:
+        return f"{minutes} minute{'s' * (minutes != 1)}"
+    days, hours = divmod(-(-us // HOUR_US), 24)
+    parts = [f"{count} {name}{'s' * (count != 1)}" for count, name in ((days, "day"), (hours, "hour")) if count]
+    return " and ".join(parts)

@@ -9,11 +9,9 @@ while to notice. While closing nothing new is accepted, and what runs is let end
 import asyncio
 import contextlib
 import gc
-import itertools
 import logging
 import os
 import secrets
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -25,7 +23,7 @@ import aiohttp
 from aiohttp import web
 
 from gateway.accesslog import AccessLog
-from gateway.accountpages import AccountPages, looking
+from gateway.accountpages import AccountPages, LimitState
 from gateway.accounts import Keeper
 from gateway.admin import admin_app
 from gateway.admin import log as admin_log
@@ -43,6 +41,7 @@ from gateway.homes import Homes
 from gateway.intake import Intake
 from gateway.kvevents import KvEvents
 from gateway.limiter import Limiter
+from gateway.logs import reason
 from gateway.members import FleetPool, Member
 from gateway.metrics import Metrics
 from gateway.models import Models
@@ -128,7 +127,6 @@ class Gateway:
             smoothing_s=config.admission.smoothing_s,
             is_open=not config.admission.enabled,
         )
-        self._id_prefix, self._id_counter = secrets.token_hex(5), itertools.count()
         self.tenants = tenants = Tenants(has_keys=config.has_keys)
         self._line = self._line_to_redis()
         self._tenant_watch = TenantWatch(tenants, tenant_sources(config, file, self._line), config)
@@ -145,7 +143,12 @@ class Gateway:
             config.accounting.days,
         )
         self._account_pages = AccountPages(
-            self._keeper, tenants, self._tenant_watch.configs, looking(self.limiter), lambda tenant: None, time.time
+            self._keeper,
+            tenants,
+            self._tenant_watch.configs,
+            self._look_at,
+            lambda tenant: self.proxy.in_flight[tenant],
+            time.time,
         )
         self.readers = Readers(config.models, Questions(self.fleet, self._session, self._clock))
         self.proxy = Proxy(
@@ -194,9 +197,9 @@ class Gateway:
             self.fleet,
             self.gate,
             tenants,
-            looking(self.limiter),
+            self._look_at,
             self._clock,
-            lambda: Facts(self.proxy.active, self._lag_s, self._is_draining),
+            lambda: Facts(self.proxy.active, self.proxy.in_flight, self._lag_s, self._is_draining),
         )
 
     # Life.
@@ -330,12 +333,18 @@ class Gateway:
         for answer in list(member.in_flight):
             answer.give_up_if_silent(SILENT_S)
 
+    async def _look_at(self, tenant: Tenant) -> list[LimitState] | None:
+        """Say how the limits of a tenant stand; None where nobody knows."""
+        looked = await self.limiter.look(tenant)
+        return None if looked is None else [LimitState.of(quota, allowance) for quota, allowance in looked]
+
     def _cache_secret(self, tenant: Tenant) -> bytes | None:
         """Give the secret by which the caches of a tenant are kept apart; None: they need not be."""
         return secret_of(self._cache_root, tenant.name) if tenant.isolate_cache else None
 
     def _new_id(self) -> str:
-        return f"req_{self._id_prefix}{next(self._id_counter):010x}"
+        """Name a request as nobody can foresee: engines refuse a name that runs already, whoever's it is."""
+        return f"req_{os.urandom(10).hex()}"
 
     def _record(self, record: RequestRecord) -> None:
         self.metrics.observe(record)
@@ -374,13 +383,6 @@ def usage_store(config: Config, line: Line | None, limiter: Limiter) -> Store:
     if config.accounting.path is not None:
         return UsageInFiles(config.accounting.path, config.accounting.days, limiter.budgets, limiter.restore)
     return Memory(config.accounting.days)
-
-
-def reason(error: OSError) -> str:
-    """Say in words what the system said."""
-    if isinstance(error, socket.gaierror) or not error.errno:  # whose numbers are of a list of their own
-        return error.strerror or str(error)
-    return os.strerror(error.errno)
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""The command line: kvlane serve | check | key | usage | top."""
+"""The command line: kvlane serve | check | key | tenant | usage | top."""
 
 import asyncio
 import ctypes
@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 import uvloop
 
-from gateway import keycli, topcli, usagecli
+from gateway import keycli, tenantcli, topcli, usagecli
 from gateway.app import Gateway, StartError
 from gateway.config import Config
 from gateway.logs import Discreet, log_loop_fault
@@ -33,6 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(keycli.app, name="key")
+app.add_typer(tenantcli.app, name="tenant")
 app.command()(usagecli.usage)
 app.command()(topcli.top)
 

@@ -6,11 +6,13 @@ were, within what it allows itself. Pictures and sound are no text, and are left
 What is charged in the end, by how the request ended:
 
     served                       what the engine says was used, else what is known without it
-    its client left              the same, of what came until then; before it was sent to an engine only the request
+    its client left              the same, of what came until then; before it was sent to an engine only the request.
+                                 So does who is told that the time has passed which it had set itself
     the client's mistake         the request
     an engine's, or no room      nothing
 """
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
@@ -26,6 +28,11 @@ from policies.tariff import NOTHING, Amounts, Tariff
 REQUEST_ONLY = Amounts(1, 0, 0)
 MAX_TARIFFS = 10_000
 PICTURE, SOUND = b";base64,", b'"input_audio"'
+MAX_MEDIA_TYPE, MAX_KEY = 200, 40  # bytes that are looked back
+_HOLDS_PICTURE = re.compile(
+    rb'"(?:url|image_url|video_url|audio_url|file_data|data|image|video|audio)"\s{0,9}:\s{0,9}"$'
+)
+_BEGINS_TEXT = re.compile(rb'\s*:\s*"')
 
 
 class Guess(NamedTuple):
@@ -94,18 +101,32 @@ class Demand:
 
 
 def text_bytes(body: bytes) -> int:
-    """Count the bytes of a body that may be text: without pictures and sound in base64."""
-    length = len(body)
-    for mark in (PICTURE, SOUND):
-        place = body.find(mark)
-        while place >= 0:
-            begin = place + len(mark)
-            if mark == SOUND:
-                data = body.find(b'"data"', begin)
-                begin = body.find(b'"', data + 6) + 1 if data >= 0 else 0
-            end = body.find(b'"', begin)
-            if not begin or end < 0:
+    """Count the bytes of a body that may be text: without pictures and sound in base64.
+
+    A prompt must not pass for a picture: only a member that holds one counts as one, and only where it reads so.
+    """
+    length, place = len(body), body.find(PICTURE)
+    while place >= 0:
+        begin = place + len(PICTURE)
+        end = body.find(b'"', begin)
+        if end < 0:
+            break
+        opening = body.rfind(b'"', max(0, place - MAX_MEDIA_TYPE), place)
+        if opening >= 0 and _HOLDS_PICTURE.search(body, max(0, opening - MAX_KEY), opening + 1):
+            length -= _sealed(body, begin, end)
+        place = body.find(PICTURE, end)
+    place = body.find(SOUND)
+    while place >= 0 and (data := body.find(b'"data"', place)) >= 0:
+        end = data + 6
+        if match := _BEGINS_TEXT.match(body, end):
+            end = body.find(b'"', match.end())
+            if end < 0:
                 break
-            length -= end - begin
-            place = body.find(mark, end)
+            length -= _sealed(body, match.end(), end)
+        place = body.find(SOUND, end)
     return max(0, length)
+
+
+def _sealed(body: bytes, begin: int, end: int) -> int:
+    """Count what is base64, or nothing where there are words."""
+    return 0 if body.find(b" ", begin, end) >= 0 or body.find(b"\\", begin, end) >= 0 else end - begin

@@ -35,6 +35,8 @@ class Exchange:
     tenant: Tenant
     inference: InferenceRequest
     """Of sizes unknown, until the prompt has been read."""
+    sets_deadline: bool = False
+    """Whether its deadline is its client's own."""
 
     @classmethod
     def of(
@@ -43,10 +45,11 @@ class Exchange:
         """Make it of what a client sent; its own deadline holds if it is sooner than `most_s` from its arrival."""
         headers = request.headers
         own_s = client_deadline_s(headers)
-        deadline = trace.arrived_at + (most_s if own_s is None else min(own_s, most_s))
+        sets_deadline = own_s is not None and own_s < most_s
+        deadline = trace.arrived_at + (own_s if own_s is not None and sets_deadline else most_s)
         inference = InferenceRequest(id=trace.id, model=call.model, tenant=tenant.name, deadline=deadline)
         lines = lines_to_engine(request.raw_headers, headers.getall("connection", ()))
-        return cls(route, request.method, request.raw_path, lines, body, call, tenant, inference)
+        return cls(route, request.method, request.raw_path, lines, body, call, tenant, inference, sets_deadline)
 
     def pieces_for(self, member: Member) -> list[Buffer]:
         """Give the bytes of the request as one engine gets it."""

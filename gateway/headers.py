@@ -121,7 +121,8 @@ def bearer_key(headers: MultiMapping[str]) -> str | None:
     if authorization is not None:
         scheme, key = authorization
         return key if scheme == "bearer" else ""
-    return headers.get("x-api-key") or headers.get("api-key")
+    presented = [*headers.getall("x-api-key", ()), *headers.getall("api-key", ())]
+    return presented[0] if len(set(presented)) == 1 else "" if presented else None
 
 
 def sane_request_id(headers: Mapping[str, str]) -> str | None:

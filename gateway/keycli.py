@@ -6,6 +6,7 @@ to put in or take out, and where.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -36,7 +37,10 @@ def new(
     tenant: Annotated[str, typer.Argument(help="Whose key it is.")],
     name: Annotated[str | None, typer.Option(help="For people: what uses it.")] = None,
     expires: Annotated[str | None, typer.Option(help="12h, 90d, 4w, or a time (RFC 3339); never by default.")] = None,
-    rotate: Annotated[str | None, typer.Option(help="Give this key another secret; its old one stays good.")] = None,
+    rotate: Annotated[
+        str | None,
+        typer.Option(help="Give this key another secret; its old one stays good. --expires is then for both."),
+    ] = None,
     create: Annotated[bool, typer.Option("--create", help="Make the tenant if need be, without limits.")] = False,
 ) -> None:
     """Make a key, and write its secret: this once, for only its SHA-256 is kept."""
@@ -67,10 +71,14 @@ def run(command: Awaitable[None]) -> None:
     async def done() -> None:
         await command
 
+    quiet = logging.NullHandler()  # else Python prints what the line to Redis logs, beside the one line
+    logging.getLogger().addHandler(quiet)
     try:
         asyncio.run(done())
     except KeyProblem as problem:
         give_up(str(problem))
+    finally:
+        logging.getLogger().removeHandler(quiet)
 
 
 class Inline:
@@ -144,9 +152,7 @@ async def _list(config: Config, file: Path) -> None:
                 rows += [[*row(entry, now), place.title] for entry in keys.entries([tenant])]
                 if not tenant.keys and not tenant.key_sha256:
                     rows.append([tenant.name, "-", "-", "-", "no key", place.title])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for cells in rows:
-        out.print("  ".join(map(str.ljust, cells, widths)).rstrip(), markup=False)
+    print_table(rows)
 
 
 async def _revoke(config: Config, file: Path, key: str, old: bool) -> None:
@@ -166,6 +172,13 @@ async def _revoke(config: Config, file: Path, key: str, old: bool) -> None:
 
         await place.change(change)
     err.print(f"revoked {what}: gateways refuse it within two seconds", markup=False)
+
+
+def print_table(rows: list[list[str]]) -> None:
+    """Print rows, the first of which names the columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for cells in rows:
+        out.print("  ".join(map(str.ljust, cells, widths)).rstrip(), markup=False)
 
 
 def row(entry: Entry, now: datetime) -> list[str]:

@@ -1,4 +1,4 @@
-"""Where tenants are kept that `kvlane key` may change: a file of them, or Redis.
+"""Where tenants are kept that `kvlane key` and `kvlane tenant` may change: a file of them, or Redis.
 
 A change is a function of the tenants as they are to the one that shall be there instead. Two who write at a time never
 lose what the other wrote: the file is changed under a lock on its directory, in Redis a change goes in only if what it
@@ -10,7 +10,7 @@ import fcntl
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -20,7 +20,7 @@ import yaml
 
 from gateway.keys import KeyProblem
 from gateway.redisline import Line
-from gateway.rediswire import LineDown, Script
+from gateway.rediswire import LineDown, Part, Script
 from gateway.sources import DOCUMENTS, VERSION, SourceError, documents_in, parse_documents, read_tenants
 from gateway.tenancy import TenantConfig
 
@@ -30,10 +30,18 @@ TRIES = 10  # each lost one is a change that somebody else has made meanwhile
 HEAD = "# Tenants. `kvlane key` rewrites this file: comments do not survive that, everything else does.\n"
 COMPARE_AND_SET = Script(
     """
-if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
+for at = 1, #ARGV, 3 do
+    if (redis.call('HGET', KEYS[1], ARGV[at]) or '') ~= ARGV[at + 1] then return 0 end
+end
 local now = redis.call('TIME')
 local version = math.max(tonumber(redis.call('GET', KEYS[2]) or '0') + 1, now[1] * 1000000 + now[2])
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+for at = 1, #ARGV, 3 do
+    if ARGV[at + 2] == '' then
+        redis.call('HDEL', KEYS[1], ARGV[at])
+    else
+        redis.call('HSET', KEYS[1], ARGV[at], ARGV[at + 2])
+    end
+end
 redis.call('SET', KEYS[2], string.format('%.0f', version))
 return 1
 """
@@ -109,17 +117,43 @@ class RedisStore:
 
     async def change(self, change: Change) -> None:
         """Write the tenant's JSON, if it still is what `change` was given."""
+        await self.change_all(lambda known: [change(known)])
+
+    async def change_all(self, change: Callable[[Mapping[str, TenantConfig]], Sequence[TenantConfig]]) -> None:
+        """Do the same for several, at once: all of them, or none.
+
+        Raises:
+            KeyProblem: as `change`.
+        """
         for _ in range(TRIES):
             documents = await self._documents()
             changed = change({tenant.name: tenant for tenant in self._parsed(documents)})
-            before, after = documents.get(changed.name, ""), orjson.dumps(as_document(changed))
-            try:
-                done = await self._line.script(COMPARE_AND_SET, [DOCUMENTS, VERSION], [changed.name, before, after])
-            except LineDown as error:
-                raise KeyProblem(str(error)) from error
-            if done:
+            after = {tenant.name: orjson.dumps(as_document(tenant)) for tenant in changed}
+            if await self._set(documents, after):
                 return
         raise KeyProblem("Redis: others change this tenant all the time")
+
+    async def remove(self, names: Iterable[str]) -> None:
+        """Take tenants out, all of them, or none; one whose JSON makes no sense as well.
+
+        Raises:
+            KeyProblem: one is not there, or Redis does not answer.
+        """
+        for _ in range(TRIES):
+            documents = await self._documents()
+            if missing := [name for name in names if name not in documents]:
+                raise KeyProblem(f"Redis: there is no tenant {missing[0]!r}")
+            if await self._set(documents, dict.fromkeys(names, b"")):
+                return
+        raise KeyProblem("Redis: others change this tenant all the time")
+
+    async def _set(self, before: Mapping[str, str], after: Mapping[str, bytes]) -> bool:
+        """Write JSON by names, nothing where one shall go, if all is as before."""
+        args: list[Part] = [part for name, text in after.items() for part in (name, before.get(name, ""), text)]
+        try:
+            return bool(await self._line.script(COMPARE_AND_SET, [DOCUMENTS, VERSION], args))
+        except LineDown as error:
+            raise KeyProblem(str(error)) from error
 
     async def _documents(self) -> dict[str, str]:
         try:

@@ -115,11 +115,13 @@ class Limiter:
                 raise Overloaded("the limits of this key cannot be known now: the gateway's Redis does not answer")
         return self._reserve_here(tenant, quotas, id, estimate, kept)
 
-    async def look(self, tenant: Tenant) -> list[tuple[Quota, Allowance]]:
-        """Say what a tenant's limits allow now, those of single models included; nothing while it cannot be known."""
+    async def look(self, tenant: Tenant) -> list[tuple[Quota, Allowance]] | None:
+        """Say what a tenant's limits allow now, those of single models included; None while it cannot be known."""
         quotas = [*tenant.limits.quotas()]
         for model, limits in tenant.limits_by_model.items():
             quotas += limits.quotas(model)
+        if not quotas:
+            return []
         nothing = [replace(take, amount=0, kept=0) for take in takes(quotas, NOTHING, NOTHING)]
         id = self._new_id()
         allowances: Sequence[Allowance] | None
@@ -130,7 +132,7 @@ class Limiter:
             allowances = await self.shared.reserve(tenant.name, id, nothing)
             if allowances is not None:
                 self.shared.settle(tenant.name, id, [0] * len(nothing))
-        return [] if allowances is None else list(zip(quotas, allowances, strict=True))
+        return None if allowances is None else list(zip(quotas, allowances, strict=True))
 
     # Over a restart, without Redis.
 

@@ -6,6 +6,8 @@ words stay out, of every library's errors too; the places are code. A line's own
 
 import asyncio
 import logging
+import os
+import socket
 from traceback import TracebackException
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -43,3 +45,10 @@ def log_loop_fault(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> 
     """Log what nobody caught in a callback or a task, in place of the loop's own way, which shows their arguments."""
     error = context.get("exception")
     log.error("%s", context.get("message", "a callback failed"), exc_info=error if error is not None else None)
+
+
+def reason(error: OSError) -> str:
+    """Say in words what the system said."""
+    if isinstance(error, socket.gaierror) or not error.errno:  # whose numbers are of a list of their own
+        return error.strerror or str(error)
+    return os.strerror(error.errno)

@@ -5,11 +5,12 @@ The edits, each only where it is needed:
 
     model                           where the client called it by an alias
     stream_options.include_usage    asked of engines for streams whose client did not ask: tokens must be counted
-    priority, data_parallel_rank …  cut out: they steer an engine's scheduler, and mean opposite things to two engines
+    priority, kv_transfer_params …  cut out: they steer an engine past the gateway, or mean opposite things to two
     service_tier                    cut out for engines that refuse fields they do not know
     cache_salt                      put in, or in place of the client's own, where its tenant's caches are kept apart
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +21,33 @@ from gateway.forms import FormField, read_field
 from gateway.routes import Route, Shape
 from gateway.splice import Buffer, TooManyMembers, append, edit
 
-STEERING_FIELDS = frozenset(("priority", "data_parallel_rank", "routed_dp_rank"))
+_SCHEDULERS = ("priority", "data_parallel_rank", "routed_dp_rank", "disagg_prefill_dp_rank", "id_slot")
+_CACHES = (  # of other engines, at a host that the client names; blocks and sessions of other tenants
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "disaggregated_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "session_params",
+)
+_ADAPTERS = ("lora_path", "lora_request", "lora")  # a tenant may use models by their names, and these go round them
+_NAMES_OF_REQUESTS = ("rid",)  # SGLang's: who leaves ends all that go by it
+STEERING_FIELDS = frozenset((*_SCHEDULERS, *_CACHES, *_ADAPTERS, *_NAMES_OF_REQUESTS))
 UNKNOWN_TO_SOME = frozenset(("service_tier",))
 MAX_MODEL_CHARS = 256
-MAX_CHOICES = 128  # OpenAI's limit; who asks for more is not believed
+MAX_CHOICES = 16_384  # vLLM's limit; who asks for more is not believed
+MAX_COUNT = 1 << 31  # no engine makes more, and no arithmetic here has to bear it
+_LIMITS_OUTPUT = {
+    Shape.CHAT: ("max_completion_tokens", "max_tokens"),
+    Shape.COMPLETION: ("max_tokens",),
+    Shape.RESPONSES: ("max_output_tokens",),
+    Shape.MESSAGES: ("max_tokens",),
+}
+"""Members by which the output is bounded; of others of the kind, engines take no notice."""
+YES = frozenset(("true", "1", "on", "yes", "t", "y"))
+DIGITS = re.compile(r"\s*\+?[0-9]{1,20}(\.0*)?\s*", re.ASCII)
+_MULTIPLIES = {Shape.CHAT: ("n",), Shape.COMPLETION: ("n", "best_of")}
 MAX_NESTED = 100_000  # objects and arrays of a body, some 30 ms to parse; those that stand in texts are counted as well
 
 
@@ -102,21 +126,21 @@ def parse(route: Route, content_type: str, body: bytes) -> Call:
     if not isinstance(document, dict):
         raise InvalidBody("the body must be a JSON object")
     get = document.get
-    is_stream = get("stream") is True
+    is_stream = _is_true(get("stream"))
     options = get("stream_options")
     hides_usage = is_stream and route.has_usage_chunk
     stream_options = None
     if options is not None or "stream_options" in document:
         stream_options = options if isinstance(options, dict) else {}
         # Whatever else stands there is a mistake, and the engine says so.
-        is_asked = stream_options.get("include_usage") is True
+        is_asked = _is_true(stream_options.get("include_usage"))
         hides_usage = hides_usage and not is_asked and (options is None or isinstance(options, dict))
     previous = get("previous_response_id") if route.shape is Shape.RESPONSES else None
     return Call(
         model=_checked_model(get("model")),
         is_stream=is_stream,
         document=document,
-        max_tokens=_max_tokens(document) if route.generates else 0,
+        max_tokens=_max_tokens(route, document) if route.generates else 0,
         choices=_choices(route, document) if route.generates else 1,
         hides_usage=hides_usage,
         previous_response_id=previous if isinstance(previous, str) else None,
@@ -135,18 +159,33 @@ def _checked_model(model: object) -> str:
     return model
 
 
-def _max_tokens(document: dict[str, Any]) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
-        value = document.get(name)
-        if type(value) is int and value >= 0:
-            return value
-    return None
+def _max_tokens(route: Route, document: dict[str, Any]) -> int | None:
+    """Give the most that is allowed; of two that are set, the larger: engines differ in which they take."""
+    found = [_count(document.get(name)) for name in _LIMITS_OUTPUT.get(route.shape, ())]
+    return max((value for value in found if value is not None), default=None)
 
 
 def _choices(route: Route, document: dict[str, Any]) -> int:
-    choices = 1
-    for name in ("n", "best_of") if route.shape is Shape.COMPLETION else ("n",):
-        value = document.get(name)
-        if type(value) is int and value > choices:
-            choices = value
-    return min(choices, MAX_CHOICES)
+    """Count the answers: of each prompt of a completion so many as are asked for."""
+    counts = (_count(document.get(name)) for name in _MULTIPLIES.get(route.shape, ()))
+    choices = min(max((value for value in counts if value), default=1), MAX_CHOICES)
+    prompts = document.get("prompt") if route.shape is Shape.COMPLETION else None
+    if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
+        choices *= len(prompts)
+    return choices
+
+
+def _is_true(value: object) -> bool:
+    """Say whether engines, which read as pydantic does, take a value for true."""
+    if isinstance(value, str):
+        return value.lower() in YES
+    return isinstance(value, int | float) and value == 1
+
+
+def _count(value: object) -> int | None:
+    """Read a number as engines do, which take "5" and 5.0 for 5; None where it is no count."""
+    if isinstance(value, str) and DIGITS.fullmatch(value):
+        value = float(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return min(value, MAX_COUNT) if type(value) is int and value >= 0 else None

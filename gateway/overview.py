@@ -54,6 +54,8 @@ class Facts(NamedTuple):
     """What the gateway says of itself."""
 
     active_requests: int
+    in_flight: Mapping[str, int]
+    """Requests by tenant."""
     loop_lag_s: float
     is_draining: bool
 
@@ -123,7 +125,7 @@ class Overview:
             "pools": self._pools(),
             "endpoints": self._endpoints(),
             "endpoints_total": sum(1 for _ in self._fleet.members()),
-            **await self._by_tenant(),
+            **await self._by_tenant(facts),
             "refusals": self._refusals(),
             "prefixes": self._prefixes(),
         }
@@ -186,7 +188,7 @@ class Overview:
         members = [member for pool in self._fleet.pools for member in pool.members][:MAX_ENDPOINTS]
         return [describe(member, now, sent, failed) for member in members]
 
-    async def _by_tenant(self) -> dict[str, Any]:
+    async def _by_tenant(self, facts: Facts) -> dict[str, Any]:
         """List the tenants that asked for most within the window."""
         added, metrics = self.history.added_by, self._metrics
         requests = added(metrics.requests, "tenant")
@@ -205,17 +207,19 @@ class Overview:
                 "name": cut(name),
                 "requests": int(requests[name]),
                 "refused": int(refused.get(name, 0)),
+                "in_flight": facts.in_flight.get(name, 0),
                 "prompt_tokens": int(prompt.get(name, 0)),
                 "output_tokens": int(output.get(name, 0)),
                 "hit_ratio": share(cached["reported"].get(name, 0.0), prompt.get(name)) if name in told else None,
                 "predicted_hit_ratio": share(cached["predicted"].get(name, 0.0), prompt.get(name)),
-                "limits": [{**asdict(state), "name": cut(state.name)} for state in states],
+                "limits": None if states is None else [{**asdict(each), "name": cut(each.name)} for each in states],
             }
             for name, states in zip(shown, limits, strict=True)
         ]
         return {"tenants": rows, "tenants_active": len(names)}
 
-    async def _limits(self, name: str) -> Sequence[LimitState]:
+    async def _limits(self, name: str) -> Sequence[LimitState] | None:
+        """Give how a tenant's limits stand; None where nobody knows."""
         tenant = self._tenants.named(name)
         return () if tenant is None else await self._look(tenant)
 

@@ -10,7 +10,7 @@ import orjson
 
 from gateway.routes import Shape
 from gateway.tokens import BYTES_PER_TOKEN
-from gateway.usage import Usage, read_usage
+from gateway.usage import Usage, read_usage, usage_of
 
 TAIL_BYTES = 16384  # of a long body, enough to hold usage at its end
 MAX_TEXTS = 1000  # of one answer; nobody asks for more choices
@@ -46,9 +46,14 @@ class PlainReader:
     def usage(self) -> Usage | None:
         """What the engine says it used.
 
-        Anthropic's shape must have numbers: where both are 0 nothing was told, since no message has no prompt.
+        Anthropic's shape must have numbers: where both are 0 nothing was told, since no message has no prompt. There a
+        model's calls are JSON, and a response repeats its client's tools: usage is what stands in its own place.
         """
-        usage = read_usage(self._end)
+        is_here = self._is_json and self._passed_bytes == self._kept_bytes
+        if is_here and self._shape in (Shape.RESPONSES, Shape.MESSAGES):
+            usage = stated_usage(self._end)
+        else:
+            usage = read_usage(self._end)
         if self._shape is Shape.MESSAGES and usage is not None and not (usage.prompt_tokens or usage.output_tokens):
             return None
         return usage
@@ -66,6 +71,15 @@ class PlainReader:
         texts = self.texts
         size = self._passed_bytes if texts is None else sum(len(text.encode("utf-8", "replace")) for text in texts)
         return -(-size // BYTES_PER_TOKEN)
+
+
+def stated_usage(body: bytes) -> Usage | None:
+    """Read the usage of a JSON object; None where there is none."""
+    try:
+        payload = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return usage_of(_object(payload, "usage")) if isinstance(payload, dict) else None
 
 
 def texts_in(shape: Shape, body: bytes) -> list[str]:

@@ -19,6 +19,7 @@ and the engine's connection is closed in the same tick.
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from aiohttp.web import StreamResponse
@@ -40,6 +41,7 @@ from gateway.headers import (
     lines_to_client,
     sane_request_id,
 )
+from gateway.homes import Debt
 from gateway.intake import Intake
 from gateway.lease import Lease
 from gateway.limiter import Limiter
@@ -112,6 +114,8 @@ class Proxy:
         self._clock = asyncio.get_running_loop().time
         self.active = 0
         """Requests that are being served."""
+        self.in_flight: Counter[str] = Counter()
+        """The same, of each tenant that has any."""
         self._became_idle = asyncio.Event()
 
     async def idle(self) -> None:
@@ -164,6 +168,7 @@ class Proxy:
         trace.route = route.path if route is not None else STORED_ROUTE.path if stored else MODELS_PATH
         tenant = self._tenants.identify(bearer_key(request.headers), time.time())
         trace.tenant = tenant.name
+        self.in_flight[tenant.name] += 1
         if is_models:
             check_method(request.method, ("GET", "HEAD"))
             trace.outcome = Outcome.OK
@@ -281,6 +286,7 @@ class Proxy:
             if answer.is_good:
                 return await self._relay(answer, lease, exchange, client, trace)
             failure = judge(answer, lease)
+            trace.has_left = failure.kind == "deadline" and exchange.sets_deadline
             lease.refused()
         finally:
             answer.close()
@@ -307,11 +313,15 @@ class Proxy:
             answer.deliver(client, lines, self._timeouts.idle_s)
             response = await answer.relayed()
         finally:
-            trace.usage, trace.counted_tokens = answer.usage, answer.counted_tokens
+            if exchange.route is not STORED_ROUTE:
+                trace.usage, trace.counted_tokens = answer.usage, answer.counted_tokens
             trace.first_token_at = answer.first_token_at
             trace.last_byte_at = answer.last_byte_at
-            if answer.response_id is not None:
-                self._stored.learn(answer.response_id, lease.endpoint, exchange.tenant)
+            if answer.response_id is not None and exchange.route is STORED_ROUTE:
+                self._stored.settle(answer.response_id, exchange, answer.usage, trace)
+            elif answer.response_id is not None:
+                debt = Debt(trace.model, trace.counted_tokens) if answer.usage is None else None
+                self._stored.learn(answer.response_id, lease.endpoint, exchange.tenant, debt)
         if answer.is_client_stuck:
             client.status = CLIENT_LEFT
         elif answer.error is not None:
@@ -322,7 +332,7 @@ class Proxy:
             trace.code = "stream_broken"
         else:
             trace.outcome = Outcome.OK
-            if answer.usage is not None:
+            if answer.usage is not None and exchange.route is not STORED_ROUTE:
                 lease.used(answer.usage, is_timely=not answer.was_paused)
                 self._intake.learn(exchange, answer.usage)
             if (answer.usage is None or answer.usage.output_tokens is None) and not is_stream:
@@ -369,8 +379,12 @@ class Proxy:
         trace.on_end = lambda: grant.settle(self._demand.came_to(tenant, trace, guess))
 
     def _settle(self, trace: Trace, client: ClientAnswer) -> None:
+        if trace.tenant in self.in_flight:  # not of who was not let in
+            self.in_flight[trace.tenant] -= 1
+            if not self.in_flight[trace.tenant]:
+                del self.in_flight[trace.tenant]
         trace.status = client.status
-        if trace.outcome is Outcome.DISCONNECTED and client.status:
+        if trace.outcome is Outcome.DISCONNECTED and client.status and not trace.has_left:
             trace.outcome = outcome_of(client.status)
         if trace.on_end is not None:
             trace.on_end()

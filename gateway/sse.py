@@ -9,6 +9,7 @@ Ends: `[DONE]` counts only as the whole data of an event, never inside generated
 engines end dead streams with it. So the outcome has three facts: `is_done`, `failure`, `usage`.
 """
 
+import re
 from collections.abc import Iterator
 from enum import Enum
 from typing import Any
@@ -17,12 +18,13 @@ import orjson
 
 from gateway.deltas import Deltas
 from gateway.routes import Shape
-from gateway.usage import Usage, read_usage
+from gateway.usage import Usage, read_usage, usage_of
 
 MAX_EVENT_BYTES = 1 << 20
 MAX_MARKED_EVENTS = 1000  # looked at in one read, for the same reason
 MAX_SOUGHT_EVENTS = 1000  # looked at for the first token; each costs some microseconds of everybody's event loop
 _TERMINAL_TYPES = frozenset({"response.completed", "response.incomplete", "response.cancelled", "message_stop"})
+_TYPE = re.compile(rb'(?:event:[^\n]{0,100}\n)?data: ?\{"type": ?"([a-z._]{1,50})"')
 _USAGE, _SPACED_USAGE = b'"usage":{', b'"usage": {'
 _TERMINAL_MARK = {
     Shape.CHAT: b"[DONE]",
@@ -45,6 +47,7 @@ class EventReader:
     """Reads one stream."""
 
     __slots__ = (
+        "_ends_long",
         "_first_usage",
         "_hides_usage",
         "_last_usage",
@@ -53,6 +56,7 @@ class EventReader:
         "_partial",
         "_shape",
         "_sought",
+        "_stated_usage",
         "deltas",
         "failure",
         "failure_event",
@@ -72,8 +76,10 @@ class EventReader:
             self._marks.append(self._mark)
         self._partial = bytearray()
         self._sought = 0
+        self._ends_long = False
         self._first_usage = b""
         self._last_usage = b""
+        self._stated_usage: Usage | None = None
         self.deltas = Deltas(shape)
         self.has_content = False
         """Whether content, reasoning or a tool call was seen: the first token."""
@@ -103,8 +109,11 @@ class EventReader:
         """What the engine counted; the last word of it, and for Anthropic's shape the first and the last.
 
         That shape must have numbers in its first event, before anything is made: there they say nothing of the output,
-        and a prompt of 0 is one that the engine does not tell.
+        and a prompt of 0 is one that the engine does not tell. Events of responses repeat what the client has sent, its
+        tools as JSON: there usage is what stands in its own place, and nothing else.
         """
+        if self._shape is Shape.RESPONSES:
+            return self._stated_usage
         if self._shape is not Shape.MESSAGES:
             return read_usage(self._last_usage)
         first = read_usage(self._first_usage, is_first=True)
@@ -131,6 +140,7 @@ class EventReader:
             elif len(partial) > MAX_EVENT_BYTES:
                 whole = bytes(partial)
                 partial.clear()
+                self._note_long(whole)
             else:
                 return b""
         else:
@@ -149,6 +159,8 @@ class EventReader:
 
     def _read(self, whole: bytes) -> bytes:
         self.deltas.note(whole)
+        if self._ends_long and whole.endswith((b"\n\n", b"\r\n\r\n")):
+            self._stated_usage = read_usage(whole) or self._stated_usage
         if b'"usage"' in whole and (_USAGE in whole or _SPACED_USAGE in whole):  # not null, as on every chunk of some
             self._last_usage = whole
             if not self._first_usage:
@@ -222,6 +234,12 @@ class EventReader:
         self._note(payload)
         return _Verdict.PASSES
 
+    def _note_long(self, beginning: bytes) -> None:
+        """Take note of what an event is that is too long to read: the last one repeats what its client has sent."""
+        match = _TYPE.match(beginning)
+        if match is not None and match[1].decode() in _TERMINAL_TYPES:
+            self.is_done = self.is_over = self._ends_long = True
+
     def _is_failure(self, payload: dict[str, Any]) -> bool:
         if payload.get("error") or payload.get("object") == "error":
             return True
@@ -237,8 +255,11 @@ class EventReader:
         if isinstance(kind, str) and kind in _TERMINAL_TYPES:
             self.is_done = self.is_over = True
         response = payload.get("response")
-        if self.response_id is None and isinstance(response, dict) and isinstance(response.get("id"), str):
-            self.response_id = response["id"]
+        if isinstance(response, dict):
+            if self.response_id is None and isinstance(response.get("id"), str):
+                self.response_id = response["id"]
+            if isinstance(response.get("usage"), dict):
+                self._stated_usage = usage_of(response["usage"])
         self.has_content = self.has_content or _carries_content(self._shape, payload)
 
 

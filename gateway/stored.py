@@ -12,16 +12,18 @@ from contextlib import closing
 from gateway.attempt import ask
 from gateway.exchange import Exchange
 from gateway.fleet import Fleet
-from gateway.homes import Homes
+from gateway.homes import Debt, Homes
 from gateway.members import Member
 from gateway.openai import Call
 from gateway.relay import Answer
 from gateway.routes import Route, Shape
 from gateway.tenants import Tenant, Tenants
+from gateway.trace import Trace
 from gateway.upstream import Upstream
+from gateway.usage import Usage
 from policies.endpoint import Endpoint
 
-STORED_ROUTE = Route("/v1/responses/{id}", Shape.RESPONSES)
+STORED_ROUTE = Route("/v1/responses/{id}", Shape.RESPONSES, prefills=False)
 SANE_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 ASK_WITHIN_S = 5.0  # an engine looks it up in memory
 
@@ -36,9 +38,21 @@ class StoredResponses:
         self._upstream = upstream
         self._clock = asyncio.get_running_loop().time
 
-    def learn(self, response_id: str, endpoint: Endpoint, tenant: Tenant) -> None:
-        """Note where a response was made, and for whom."""
-        self._homes.learn(response_id, endpoint, tenant.name)
+    def learn(self, response_id: str, endpoint: Endpoint, tenant: Tenant, debt: Debt | None = None) -> None:
+        """Note where a response was made, and for whom, and what of it is not charged yet."""
+        self._homes.learn(response_id, endpoint, tenant.name, debt)
+
+    def settle(self, response_id: str, exchange: Exchange, usage: Usage | None, trace: Trace) -> None:
+        """Charge the output of a response that was made in the background, to whoever fetches it first.
+
+        To read a response computes nothing; its prompt was charged when it was asked for.
+        """
+        if usage is None or usage.output_tokens is None:
+            return
+        debt = self._homes.take_debt(response_id, exchange.tenant.name)
+        if debt is not None:
+            trace.model = debt.model
+            trace.usage = Usage(0, max(0, usage.output_tokens - debt.charged_tokens), 0)
 
     async def holder_of(self, response_id: str, exchange: Exchange) -> Member | None:
         """Give the engine that holds a response of this tenant; None where none does, or nobody may say."""

@@ -31,7 +31,11 @@ from policies.quotas import Quota, Unit
 from policies.tariff import NANO
 
 ANONYMOUS_NAME = "anonymous"
-RESERVED = {ANONYMOUS_NAME: "is who calls without a key", "unknown": "is who nobody knows, in metrics and logs"}
+RESERVED = {
+    ANONYMOUS_NAME: "is who calls without a key",
+    "unknown": "is who nobody knows, in metrics and logs",
+    "other": "is all for whom metrics and accounts have no room",
+}
 ModelName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f]+$")]
 RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
 MAX_SECRETS = 2  # the one in use and the one before it, while clients change over
@@ -47,7 +51,10 @@ def _is_rfc_3339(value: object) -> object:
 
 Moment = Annotated[AwareDatetime, BeforeValidator(_is_rfc_3339)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(no_bool)]
-Cost = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(no_bool)]
+MOST_AMOUNT, MOST_COST = 10**15, 1e9  # Redis counts in doubles and tells 64 bits, of money in 10^-9
+MOST_BURST_MINUTES = 366 * 24 * 60  # a bucket is kept as the time that it takes to fill
+Cost = Annotated[float, Field(gt=0, le=MOST_COST, allow_inf_nan=False), BeforeValidator(no_bool)]
+Limit = Annotated[Count, Field(le=MOST_AMOUNT)]
 
 
 class PricesConfig(Section):
@@ -61,26 +68,29 @@ class PricesConfig(Section):
 class LimitsConfig(Section):
     """How much a caller may; what is not named is not limited."""
 
-    requests_per_minute: Count | None = Field(None, description="Requests that it may send, steadily.")
-    burst_requests: Count | None = Field(
+    requests_per_minute: Limit | None = Field(None, description="Requests that it may send, steadily.")
+    burst_requests: Limit | None = Field(
         None, description="Requests that may come at once, after a pause; none: a minute's worth."
     )
-    tokens_per_minute: Count | None = Field(None, description="Tokens, prompt and output, that it may use, steadily.")
-    burst_tokens: Count | None = Field(
+    tokens_per_minute: Limit | None = Field(None, description="Tokens, prompt and output, that it may use, steadily.")
+    burst_tokens: Limit | None = Field(
         None,
         description="Tokens that may be used at once, after a pause: no request can be larger; none: a minute's worth.",
     )
-    parallel: Count | None = Field(None, description="Requests that it may have at a time.")
-    tokens_per_day: Count | None = Field(None, description="Budget of tokens; days are UTC's.")
-    tokens_per_month: Count | None = Field(None, description="Budget of tokens; months are UTC's.")
+    parallel: Limit | None = Field(None, description="Requests that it may have at a time.")
+    tokens_per_day: Limit | None = Field(None, description="Budget of tokens; days are UTC's.")
+    tokens_per_month: Limit | None = Field(None, description="Budget of tokens; months are UTC's.")
     cost_per_day: Cost | None = Field(None, description="Budget, in the money of the models' prices.")
     cost_per_month: Cost | None = Field(None, description="Budget, in the money of the models' prices.")
 
     @model_validator(mode="after")
     def _bursts_have_a_rate(self) -> Self:
         for what in ("requests", "tokens"):
-            if getattr(self, f"burst_{what}") is not None and getattr(self, f"{what}_per_minute") is None:
+            burst, rate = getattr(self, f"burst_{what}"), getattr(self, f"{what}_per_minute")
+            if burst is not None and rate is None:
                 raise ValueError(f"burst_{what} needs {what}_per_minute")
+            if burst is not None and burst > MOST_BURST_MINUTES * rate:
+                raise ValueError(f"burst_{what} must be no more than {what}_per_minute brings in a year")
         return self
 
     def quotas(self, model: str = "") -> list[Quota]:

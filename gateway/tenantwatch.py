@@ -137,7 +137,9 @@ class TenantWatch:
                 problems = self._problems(origin)
                 if not problems:
                     return origin
-                self._note(origin, "; ".join(f"{path}: {problem}" for path, problem in problems.items()))
+                own = f"{origin.source.title}: "  # whoever tells of the trouble says this
+                told = (f"{path.removeprefix(own)}: {problem}" for path, problem in problems.items())
+                self._note(origin, "; ".join(told))
         return None
 
     def _problems(self, origin: _Origin) -> dict[str, str]:

@@ -115,13 +115,14 @@ def of_endpoints(rows: Iterable[Row]) -> Table:
 
 def of_tenants(rows: Iterable[Row]) -> Table:
     """Show what tenants ask for, and the limit that leaves the least."""
-    table = titled(("tenant",), ("requests", "refused", "prompt", "output", "hits"))
+    table = titled(("tenant",), ("in flight", "requests", "refused", "prompt", "output", "hits"))
     table.add_column("limit used", no_wrap=True, overflow="ellipsis")
     for row in rows:
         hits = row["predicted_hit_ratio"] if row["hit_ratio"] is None else row["hit_ratio"]
-        used = max(((used_of(each), plain(each["name"])) for each in row["limits"]), default=None)
+        used = max(((used_of(each), plain(each["name"])) for each in row["limits"] or ()), default=None)
         table.add_row(
             Text(plain(row["name"])),
+            number(row["in_flight"]),
             number(row["requests"]),
             Text(number(row["refused"]), "yellow" if row["refused"] else "dim"),
             number(row["prompt_tokens"]),

@@ -42,6 +42,8 @@ class Trace:
     usage: Usage | None = None
     status: int = 0
     code: str | None = None
+    has_left: bool = False
+    """Whether its client has set itself a time to leave, and that has come: it is told so, and pays as who leaves."""
     on_end: Callable[[], None] | None = None
     """Called once it is known how it ended."""
     outcome: Outcome = Outcome.DISCONNECTED

@@ -24,7 +24,9 @@ MICROS = 1_000_000
 WIDE = 1000  # columns: a terminal that is too narrow wraps lines, where rich would leave out names
 COLUMNS = {
     "served": "served",
+    "disconnected": "left",
     "failed": "failed",
+    "client_errors": "wrong",
     "refused": "refused",
     "prompt_tokens": "prompt",
     "cached_tokens": "cached",
@@ -32,7 +34,7 @@ COLUMNS = {
     "weighted_tokens": "weighted",
     "cost_micros": "cost",
 }
-"""Of the table, by figure; CSV and JSON have all."""
+"""Of the table, by figure; CSV and JSON have all. Whose client left has used tokens as well as whom was served."""
 
 
 def usage(

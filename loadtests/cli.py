@@ -8,6 +8,7 @@ from loadtests.bars import bars
 from loadtests.demo import demo
 from loadtests.experiment import simulate, spread
 from loadtests.fleet import fleet
+from loadtests.limits import limits
 from loadtests.load import drive
 from loadtests.overload import overload
 from loadtests.pressed import pressed
@@ -22,6 +23,7 @@ app.command()(bars)
 app.command()(rank)
 app.command()(overload)
 app.command("press")(pressed)
+app.command()(limits)
 
 
 @app.callback()

@@ -115,21 +115,25 @@ async def stand(plan: Plan, policy: str) -> AsyncIterator[Path]:
             process(Path(folder) / "fleet.log", "loadtests", *plan.fleet_words()) as fleet,
             process(Path(folder) / "gateway.log", "gateway", "serve", str(file)) as gateway,
         ):
-            if not await _is_ready(plan, fleet, gateway):
-                raise NotReady("\n".join(("the gateway did not become ready; is a port taken?", *_last_lines(folder))))
+            if not await has_found(plan.engines, plan.admin_url, fleet, gateway):
+                raise NotReady("\n".join(("the gateway did not become ready; is a port taken?", *last_lines(folder))))
             yield file
 
 
-def _last_lines(folder: str) -> list[str]:
-    """Give what the processes said last."""
+def last_lines(folder: str) -> list[str]:
+    """Give what the processes said last that have their logs in a folder."""
     return [line for log in sorted(Path(folder).glob("*.log")) for line in log.read_text().splitlines()[-3:]]
 
 
+def process(log: Path, module: str, *words: str) -> contextlib.AbstractAsyncContextManager[asyncio.subprocess.Process]:
+    """Run one of our commands while the block lasts."""
+    return running(log, sys.executable, "-m", module, *words)
+
+
 @contextlib.asynccontextmanager
-async def process(log: Path, module: str, *words: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run one of our commands while the block lasts; in a group of its own, so that Ctrl-C reaches it through us."""
+async def running(log: Path, *command: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a command while the block lasts; in a group of its own, so that Ctrl-C reaches it through us."""
     with log.open("wb") as errors:
-        command = (sys.executable, "-m", module, *words)
         starting = asyncio.ensure_future(
             asyncio.create_subprocess_exec(
                 *command, stdout=asyncio.subprocess.DEVNULL, stderr=errors, start_new_session=True
@@ -157,13 +161,13 @@ async def _end(started: asyncio.subprocess.Process) -> None:
             await started.wait()
 
 
-async def _is_ready(plan: Plan, *processes: asyncio.subprocess.Process) -> bool:
-    """Wait until the gateway has found every engine."""
+async def has_found(engines: int, admin_url: str, *processes: asyncio.subprocess.Process) -> bool:
+    """Wait until a gateway has found so many engines; give up when one of the processes ends."""
     give_up_at = time.monotonic() + READY_WITHIN_S
     while time.monotonic() < give_up_at:
         if any(process.returncode is not None for process in processes):
             return False
-        if await asyncio.to_thread(_ready_engines, plan.admin_url) == plan.engines:
+        if await asyncio.to_thread(_ready_engines, admin_url) == engines:
             return True
         await asyncio.sleep(0.05)
     return False

@@ -46,6 +46,7 @@ class OutputHabits:
 
 
 TOKENS_A_BYTE = 0.25  # English, in most vocabularies
+LEAST_A_BYTE = 0.1  # whoever sends bytes that are no prompt must not make believe that prompts weigh nothing
 MOST_A_BYTE = 1.0  # vocabularies have a token for each byte at the worst
 
 
@@ -67,7 +68,7 @@ class PromptHabits:
         """Note how many a body of so many bytes had."""
         if length <= 0:
             return
-        share = min(MOST_A_BYTE, prompt_tokens / length)
+        share = max(LEAST_A_BYTE, min(MOST_A_BYTE, prompt_tokens / length))
         known = self._seen.get((tenant, model))
         self._seen[tenant, model] = share if known is None else known + PACE * (share - known)
         self._seen.move_to_end((tenant, model))

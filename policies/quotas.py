@@ -49,8 +49,12 @@ class Quota:
 
     @property
     def field(self) -> str:
-        """Name it among its tenant's limits of the same kind."""
-        return f"{self.unit.value}:{self.model}" if self.model else self.unit.value
+        """Name it among its tenant's limits of the same kind; a rate that has changed is another one.
+
+        What is kept of a rate is time, and a debt of minutes at the old rate would be one of minutes at the new one.
+        """
+        name = f"{self.unit.value}@{self.limit}" if self.kind is Kind.RATE else self.unit.value
+        return f"{name}:{self.model}" if self.model else name
 
     def told(self, amount: int) -> float:
         """Give an amount as people are told it: costs in whole money."""
@@ -95,9 +99,14 @@ class Quota:
         amount = self.of(amounts)
         return parts * bucket.amount_us(amount, self.limit) if self.kind is Kind.RATE else amount
 
+    def counted(self, amount: int, parts: int = 1) -> int:
+        """Say in its own unit what the ledger calls so much."""
+        return bucket.tokens_in(amount // parts, self.limit) if self.kind is Kind.RATE else amount
+
     def left(self, remaining: int, parts: int = 1) -> int:
         """Say in its own unit what the ledger says is left."""
-        return bucket.tokens_in(remaining // parts, self.limit) if self.kind is Kind.RATE else remaining
+        left = self.counted(remaining, parts)
+        return min(self.burst, left) if self.kind is Kind.RATE else left  # the bucket is a little longer
 
 
 def takes(quotas: Sequence[Quota], estimate: Amounts, kept: Amounts, parts: int = 1) -> list[Take]:

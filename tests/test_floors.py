@@ -76,7 +76,7 @@ LEVELS = (
     # 4: builds everything
     ("app",),
     # 5: the command
-    ("cli + __main__ + keycli + usagecli + topcli + topview + asking + terminal",),
+    ("cli + __main__ + keycli + tenantcli + usagecli + topcli + topview + asking + terminal",),
 )
 
 MAY_KNOW = {
@@ -107,7 +107,7 @@ ONLY_IN = {
     "httptools": {"gateway.connection"},
     "zmq": {"gateway.kvstream"},
     "msgspec": {"gateway.engines.kvevents"},
-    "typer": {"gateway.cli", "gateway.keycli", "gateway.usagecli", "gateway.topcli"},
+    "typer": {"gateway.cli", "gateway.keycli", "gateway.tenantcli", "gateway.topcli", "gateway.usagecli"},
     "uvloop": {"gateway.cli"},
     "policies.books": {"gateway.lease"},
     "policies.catalog": {"gateway.config", "gateway.app"},
@@ -130,12 +130,17 @@ class Module:
         return parsed(self.path)
 
     @property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """Give all of its syntax, flat."""
+        return flat(self.path)
+
+    @property
     def lines(self) -> int:
         return len(self.path.read_text().splitlines())
 
     def imports(self) -> Iterator[tuple[str, str | None]]:
         """Give what it imports, each as a module and a name in it (None: the module itself)."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 yield from ((alias.name, None) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -151,6 +156,11 @@ class Module:
 @cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
+
+
+@cache
+def flat(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(parsed(path)))
 
 
 def find(package: str) -> list[Module]:
@@ -193,14 +203,14 @@ def test_policies_stand_on_the_standard_library_alone(module: Module) -> None:
 @of("policies")
 def test_policies_take_chance_as_an_argument(module: Module) -> None:
     assert {name for source, name in module.imports() if source == "random"} <= {"Random"}
-    made = [node for node in ast.walk(module.tree) if isinstance(node, ast.Call) and called(node) == "Random"]
+    made = [node for node in module.nodes if isinstance(node, ast.Call) and called(node) == "Random"]
     assert not made, "the seeded generator is handed in"
 
 
 @of("policies")
 def test_policies_never_await(module: Module) -> None:
     waits = ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith
-    assert not [node for node in ast.walk(module.tree) if isinstance(node, waits)]
+    assert not [node for node in module.nodes if isinstance(node, waits)]
 
 
 @of("gateway")
@@ -280,17 +290,23 @@ def test_no_imports_run_in_a_circle() -> None:
         walk(module.name, ())
 
 
-def is_for_types_only(module: Module, imported: str) -> bool:
-    """Whether a module is imported under `if TYPE_CHECKING` alone."""
-    guarded = {
+@cache
+def guarded_in(module: Module) -> set[int]:
+    """Give what stands under `if TYPE_CHECKING`, by identity."""
+    return {
         id(node)
-        for block in ast.walk(module.tree)
+        for block in module.nodes
         if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
         for node in ast.walk(block)
     }
+
+
+def is_for_types_only(module: Module, imported: str) -> bool:
+    """Whether a module is imported under `if TYPE_CHECKING` alone."""
+    guarded = guarded_in(module)
     places = [
         id(node)
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.ImportFrom)
         and (node.module == imported or any(f"{node.module}.{alias.name}" == imported for alias in node.names))
     ]
@@ -311,7 +327,7 @@ def test_what_one_module_hides_no_other_imports(module: Module) -> None:
 def test_only_the_configuration_reads_the_environment(module: Module) -> None:
     if module.name == "gateway.config":
         return
-    reads = {node.attr for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)} & {"environ", "getenv"}
+    reads = {node.attr for node in module.nodes if isinstance(node, ast.Attribute)} & {"environ", "getenv"}
     assert not reads
     assert not {name for source, name in module.imports() if source == "os"} & {"environ", "getenv"}
 
@@ -321,7 +337,7 @@ def test_refusals_are_worded_in_one_place(module: Module) -> None:
     if module.name == "gateway.errors":
         return
     refusals = {node.name for node in ast.walk(parsed(ROOT / "gateway/errors.py")) if isinstance(node, ast.ClassDef)}
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.ClassDef):
             assert not {ast.unparse(base).rpartition(".")[2] for base in node.bases} & refusals
 
@@ -330,7 +346,7 @@ def test_refusals_are_worded_in_one_place(module: Module) -> None:
 def test_only_fleet_and_probe_move_an_endpoints_health(module: Module) -> None:
     if module.name in HEALTH_WRITERS:
         return
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in HEALTH_EVENTS:
             assert not ast.unparse(node.func.value).endswith(".health")
 

@@ -42,7 +42,8 @@ async def left(whole: House, name: str = "acme") -> dict[str, int]:
     """Say what the limits of a tenant leave, by name, in their own units."""
     gateway = whole.gateway
     (its,) = [each for each in gateway.tenants if each.name == name]
-    looked: Sequence[tuple[Quota, Allowance]] = await gateway.limiter.look(its)
+    looked: Sequence[tuple[Quota, Allowance]] | None = await gateway.limiter.look(its)
+    assert looked is not None
     return {quota.name: quota.left(allowance.remaining) for quota, allowance in looked}
 
 

@@ -261,6 +261,8 @@ async def test_a_redis_that_is_away_at_the_start_keeps_nobody_out(redis_server: 
     redis_server.kill()
     async with gateways(1, redis_server, requests_per_minute=5) as (whole,):
         assert [(await ask(whole)).status for _ in range(6)] == [200] * 5 + [429]
+        (tenant,) = whole.gateway.tenants
+        assert await whole.gateway.limiter.look(tenant) is None
         redis_server.start()
         await until(lambda: ledger_of(whole).is_up, "it is up")
         assert (await ask(whole)).status == 200

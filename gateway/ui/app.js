@@ -75,12 +75,11 @@ function gone(error) {
 async function lookAtDoctor() {
   askedDoctorAt = performance.now();
   try {
-    const found = (await ask("admin/doctor")).findings;
-    if (!Array.isArray(found)) throw new TypeError("no findings");
-    fill(section("doctor"), found.slice(0, 20).map(findingRow), "Nothing that a cache could not serve.");
-    section("doctor").hidden = false;
+    const { is_enabled: isEnabled, findings, looked_at: lookedAt } = await ask("admin/doctor");
+    fill(section("doctor"), findings.slice(0, 20).map(findingRow), `Nothing, in ${count(lookedAt)} prompts.`);
+    section("doctor").hidden = !isEnabled;
   } catch (error) {
-    hasDoctor = error.status !== 404;
+    hasDoctor = error.status !== 404; // one that does not answer is asked again
     section("doctor").hidden = true;
   }
 }

@@ -71,12 +71,13 @@ export function tenantRow(each) {
     "tr",
     "",
     el("td", "", name(each.name)),
+    tally(each.in_flight, "", "wide"),
     tally(each.requests),
     tally(each.refused, "caution"),
     figure(count(each.prompt_tokens), "wide"),
     figure(count(each.output_tokens), "wide"),
     cell,
-    el("td", "limits", ...fullest(each.limits).map(limit)),
+    el("td", "limits", ...(each.limits ? fullest(each.limits).map(limit) : [el("span", "zero", "not known now")])),
   );
 }
 
@@ -130,16 +131,24 @@ export function refusalRows(refusals) {
 }
 
 export function findingRow(each) {
-  const where = [each.place, each.line ? `line ${each.line}` : null, isKnown(each.position_tokens) ? `after ${count(each.position_tokens)} tokens` : null];
-  const lost = [count(each.wasted_tokens), isKnown(each.share) ? el("small", "", percent(each.share)) : null];
-  const advice = each.advice ?? each.move ?? null;
+  const about = [each.advice, each.masked_text || each.example].filter(Boolean);
+  const [advice, example] = about.map((text) => el("bdi", "", text));
+  const lost = figure(count(each.wasted_tokens));
+  if (isKnown(each.wasted_tokens_per_day)) lost.append(el("small", "", `${count(each.wasted_tokens_per_day)} a day`));
   return el(
     "tr",
     "",
-    el("td", "", el("span", "name", spelt(each.fault ?? each.kind ?? "finding")), advice ? el("small", "", el("bdi", "", advice)) : null),
-    el("td", "", el("bdi", "", String(each.tenant ?? "–"))),
-    el("td", "wide", el("bdi", "", String(each.model ?? "–"))),
-    el("td", "wide", el("bdi", "", where.filter(Boolean).join(", "))),
-    el("td", "n", ...lost),
+    el(
+      "td",
+      "",
+      el("bdi", "name", spelt(each.what ?? each.fault)),
+      advice ? el("small", "", advice) : null,
+      example ? el("small", "mark", example) : null,
+    ),
+    el("td", "", el("bdi", "", String(each.tenant))),
+    el("td", "wide", el("bdi", "", String(each.model))),
+    figure(count(each.position_tokens), "wide"),
+    figure(percent(each.share), "wide"),
+    lost,
   );
 }

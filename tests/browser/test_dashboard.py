@@ -23,6 +23,22 @@ pytestmark = pytest.mark.browser
 SCREENS = Path(__file__).parent.parent.parent / ".bench" / "screens"
 SIZES = {"desktop": (1400, 900), "phone": (390, 844)}
 HOSTILE = '"><img src=x onerror="window.stolen=1"><script>window.stolen=1</script>\u202egnitpurroc'
+FINDING = {
+    "tenant": "team-a",
+    "model": "sim",
+    "fault": "time",
+    "place": "system prompt",
+    "line": 2,
+    "position_tokens": 24,
+    "requests": 1000,
+    "wasted_tokens": 1_250_000,
+    "wasted_tokens_per_day": 2_500_000,
+    "share": 0.62,
+    "what": "a time of day in line 2 of the system prompt",
+    "advice": "Put the time at the end of the last user turn, or give it to the model by a tool.",
+    "masked_text": "Now: <time>",
+    "example": "····· <time>",
+}
 SYSTEM = "You answer for the harbour office, briefly, and in the order of the timetable. " * 40
 LIVE = "document.body.dataset.state === 'live' && document.querySelectorAll('canvas').length === 4"
 
@@ -46,7 +62,8 @@ class Stub:
         return web.json_response(self.feed, status=self.status)
 
     async def _doctor(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"findings": self.doctor} if self.doctor is not None else {}, status=200)
+        found = self.doctor or []
+        return web.json_response({"is_enabled": self.doctor is not None, "looked_at": 1000, "findings": found})
 
 
 @pytest.fixture
@@ -159,7 +176,7 @@ async def test_names_from_elsewhere_are_text(page: Page, stub: Stub) -> None:
     feed["prefixes"][0].update(model=HOSTILE, homes=[HOSTILE], mark=HOSTILE)
     feed["refusals"]["codes"] = [{"code": HOSTILE, "count": 1}]
     feed["version"] = HOSTILE
-    stub.doctor = [{"fault": HOSTILE, "tenant": HOSTILE, "model": HOSTILE, "place": HOSTILE, "wasted_tokens": 1}]
+    stub.doctor = [{**FINDING, **dict.fromkeys(("what", "advice", "masked_text", "tenant", "model"), HOSTILE)}]
     await page.go(str(stub.server.make_url("/ui")), *SIZES["phone"])
     await page.until(LIVE)
     await page.until("!document.querySelector('#doctor').hidden")
@@ -184,25 +201,22 @@ async def test_no_script_of_anybody_else_runs(page: Page, stub: Stub) -> None:
 
 
 async def test_what_the_doctor_found_is_shown(page: Page, stub: Stub) -> None:
-    stub.doctor = [
-        {
-            "fault": "timestamp",
-            "tenant": "team-a",
-            "model": "sim",
-            "place": "system prompt",
-            "line": 2,
-            "position_tokens": 24,
-            "wasted_tokens": 1_250_000,
-            "share": 0.62,
-        }
-    ]
+    stub.doctor = [FINDING]
     await page.go(str(stub.server.make_url("/ui")), *SIZES["desktop"])
     await page.until("!document.querySelector('#doctor').hidden")
     row = await text(page, "#doctor tbody")
-    assert "timestamp" in row
+    assert "a time of day in line 2 of the system prompt" in row
+    assert "Now: <time>" in row
     assert "1.25M" in row
-    assert "system prompt, line 2, after 24 tokens" in row
+    assert "2.50M a day" in row
     await keep(page, "doctor")
+
+
+async def test_a_doctor_that_found_nothing_says_so(page: Page, stub: Stub) -> None:
+    stub.doctor = []
+    await page.go(str(stub.server.make_url("/ui")), *SIZES["desktop"])
+    await page.until("!document.querySelector('#doctor').hidden")
+    assert "Nothing, in 1,000 prompts." in await text(page, "#doctor")
 
 
 async def test_a_large_fleet_is_listed_to_its_end(page: Page, stub: Stub) -> None:

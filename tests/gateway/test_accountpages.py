@@ -1,8 +1,10 @@
 """The admin pages about tenants: what was used, and how they stand."""
 
+import asyncio
 import csv
 import hashlib
 import io
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
@@ -13,17 +15,18 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from gateway.accountpages import AccountPages, BadQuestion, LimitState, Question, as_csv, safe_cell
+from gateway.accountpages import LOOKS_AT_ONCE, AccountPages, BadQuestion, LimitState, Question, as_csv, safe_cell
 from gateway.accounts import Keeper
 from gateway.metrics import Metrics
 from gateway.tenancy import AnonymousConfig, TenantConfig
 from gateway.tenants import Tenant, Tenants
 from gateway.usagestore import Kept, Memory, StoreError
+from loadtests.settings import Settings
 from policies.accounts import DAY_S
 from policies.record import Outcome
 from policies.statement import Row, Usage
 from policies.tariff import Tariff
-from tests.fleet_fixtures import House, house
+from tests.fleet_fixtures import CHAT, House, house, leave, prompt, until
 from tests.policies.test_accounts import NOON, SERVED
 
 TODAY = date(2027, 1, 31)
@@ -47,8 +50,9 @@ def configs() -> list[TenantConfig]:
     return [TenantConfig.model_validate(a), TenantConfig(name="b", key_sha256=("1" * 64,))]
 
 
-async def look(tenant: Tenant) -> Sequence[LimitState]:
-    return [LimitState("tokens_per_minute", 1000, 400, 36.0)] if tenant.name == "a" else []
+async def look(tenant: Tenant) -> Sequence[LimitState] | None:
+    states = {"a": [LimitState("tokens_per_minute", 1000, 400, 36.0)], "b": []}
+    return states.get(tenant.name)
 
 
 def keeper(store: Memory | None = None) -> Keeper:
@@ -58,7 +62,10 @@ def keeper(store: Memory | None = None) -> Keeper:
 
 def client(keeper: Keeper) -> "TestClient[web.Request, web.Application]":
     tenants = Tenants(configs(), AnonymousConfig())
-    pages = AccountPages(keeper, tenants, configs, look, {"a": 3, "b": 0}.get, lambda: NOON)
+    return serving(AccountPages(keeper, tenants, configs, look, Counter(a=3).__getitem__, lambda: NOON))
+
+
+def serving(pages: AccountPages) -> "TestClient[web.Request, web.Application]":
     app = web.Application()
     app.router.add_routes(pages.routes())
     return TestClient(TestServer(app))
@@ -212,8 +219,9 @@ async def test_tenants_are_told_with_their_limits_and_what_they_have_used() -> N
     }
     assert [(row["model"], row["requests"]) for row in today] == [("m", 2)]
     assert today == month
+    assert (b["limits"], anonymous["limits"]) == ([], None)
     assert (b["keys"], b["in_flight"]) == ([{"name": None, "shown": None, "state": "active", "expires_at": None}], 0)
-    assert (anonymous["name"], anonymous["keys"], anonymous["in_flight"]) == ("anonymous", [], None)
+    assert (anonymous["name"], anonymous["keys"], anonymous["in_flight"]) == ("anonymous", [], 0)
 
 
 async def test_no_page_holds_a_hash_or_a_part_of_one() -> None:
@@ -235,6 +243,25 @@ async def test_tenants_are_told_where_usage_cannot_be_read() -> None:
     assert found["usage_trouble"] == "usage cannot be read: redis is away"
     assert [(tenant["today"], tenant["month"]) for tenant in found["tenants"]] == [(None, None)] * 3
     assert found["tenants"][0]["limits"]
+
+
+async def test_a_thousand_tenants_are_not_looked_at_all_at_once() -> None:
+    looking = most = 0
+
+    async def slow(tenant: Tenant) -> Sequence[LimitState]:
+        nonlocal looking, most
+        looking += 1
+        most = max(most, looking)
+        await asyncio.sleep(0)
+        looking -= 1
+        return [LimitState("parallel", int(tenant.name[1:]), 1, 0.0)]
+
+    many = [TenantConfig(name=f"t{at}") for at in range(1000)]
+    pages = AccountPages(keeper(), Tenants(many), lambda: many, slow, Counter[str]().__getitem__, lambda: NOON)
+    async with serving(pages) as asked:
+        listed = (await (await asked.get("/admin/tenants")).json())["tenants"]
+    assert [each["limits"][0]["limit"] for each in listed] == list(range(1000))
+    assert most == LOOKS_AT_ONCE
 
 
 # The whole.
@@ -269,6 +296,27 @@ async def test_a_gateway_keeps_its_accounts_over_a_restart(tmp_path_factory: pyt
         async with house(1, accounting=accounting) as whole:
             await whole.ask()
             assert (await usage(whole))["anonymous", "sim"]["served"] == served
+
+
+async def test_requests_are_counted_while_they_run_for_whom_they_are() -> None:
+    async def in_flight(whole: House) -> list[int]:
+        listed = await whole.get("/admin/tenants", admin=True)
+        return [tenant["in_flight"] for tenant in listed.json["tenants"]]
+
+    tenants = [{"name": "a", "key_sha256": [HASH]}]
+    async with house(1, Settings(time_scale=1.0), tenants=tenants, anonymous={}) as whole:
+        headers = {"authorization": "Bearer kvl-secret"}
+        clients = [
+            asyncio.create_task(whole.post(CHAT, prompt("hello", tokens=1000), headers=headers)) for _ in range(2)
+        ]
+        clients.append(asyncio.create_task(whole.ask(tokens=1000)))
+        await until(lambda: whole.gateway.proxy.active == 3, "all are being served")
+        assert (await whole.post(CHAT, prompt("hello"), headers={"authorization": "Bearer wrong"})).status == 401
+        assert await in_flight(whole) == [2, 1]
+        await leave(clients)
+        await whole.rests()
+        assert await in_flight(whole) == [0, 0]
+        assert not whole.gateway.proxy.in_flight
 
 
 async def test_the_pages_stand_behind_the_guard() -> None:

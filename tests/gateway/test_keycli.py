@@ -12,7 +12,7 @@ from gateway.cli import app as kvlane
 from gateway.keys import sha256_of
 from gateway.sources import DOCUMENTS
 from tests.gateway_process import run
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, free_port
 
 POOLS = "pools: [{endpoints: [{url: 'http://127.0.0.1:9'}]}]\n"
 SECRET = re.compile(r"kvl-[A-Za-z0-9]{43}")
@@ -200,6 +200,15 @@ def test_a_rotated_key_in_the_configuration_takes_its_old_place(inline: Path) ->
 
 
 # As operators run it.
+
+
+@pytest.mark.parametrize("words", ["key", "tenant"])
+async def test_a_redis_that_is_away_is_one_line(tmp_path: Path, words: str) -> None:
+    file = tmp_path / "kvlane.yaml"
+    file.write_text(f"{POOLS}tenants_in_redis: true\nredis: {{url: 'redis://127.0.0.1:{free_port()}'}}\n")
+    status, out, told = await run(words, "list", str(file))
+    assert (status, out, told.count("\n")) == (2, "", 1), told
+    assert told.startswith("kvlane: redis 127.0.0.1:")
 
 
 async def test_an_operator_makes_lists_and_revokes_a_key(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ async def test_a_request_is_seen_in_every_part() -> None:
         (pool,) = feed["pools"]
         assert (pool["name"], pool["endpoints"], pool["ready"], pool["waiting"]) == ("default", 1, 1, 0)
         (tenant,) = feed["tenants"]
-        assert (tenant["name"], tenant["requests"], tenant["refused"]) == ("team-a", 2, 0)
+        assert (tenant["name"], tenant["requests"], tenant["refused"], tenant["in_flight"]) == ("team-a", 2, 0, 0)
         assert tenant["hit_ratio"] > 0.2
         assert [each["name"] for each in tenant["limits"]] == list(LIMITS)
         (prefix,) = feed["prefixes"]
@@ -79,7 +79,7 @@ async def test_the_page_is_made_once_a_second_at_most() -> None:
     metrics = Metrics()
     fleet = Fleet(lambda: now)
     gate = Gate(fleet, metrics, lambda: now, classes=(), flow=Flow(), smoothing_s=0, is_open=True)
-    facts = Facts(active_requests=0, loop_lag_s=0.0, is_draining=False)
+    facts = Facts(active_requests=0, in_flight={}, loop_lag_s=0.0, is_draining=False)
     overview = Overview(
         metrics, fleet, gate, Tenants(), nothing, lambda: now, lambda: facts, wall=lambda: now, key=b"key"
     )

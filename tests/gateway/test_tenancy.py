@@ -61,6 +61,31 @@ def test_keys_are_asked_for_where_somebody_may_be_given_one(sections: dict[str, 
     assert built(**sections, anonymous={}).has_keys
 
 
+# Limits.
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"tokens_per_month": 10**15 + 1}, ".tokens_per_month: input should be less than or equal to 1000000000000000"),
+        ({"requests_per_minute": 10**20}, ".requests_per_minute: input should be less than or equal to"),
+        ({"cost_per_day": 2e9}, ".cost_per_day: input should be less than or equal to 1000000000"),
+        (
+            {"tokens_per_minute": 1, "burst_tokens": 10**6},
+            ": burst_tokens must be no more than tokens_per_minute bring",
+        ),
+    ],
+)
+def test_a_limit_that_redis_cannot_count_to_is_refused(limits: dict[str, Any], words: str) -> None:
+    (line,) = of_tenant(limits=limits)
+    assert line.startswith(f"tenants[0].limits{words}")
+
+
+def test_large_limits_are_good() -> None:
+    limits = {"tokens_per_minute": 10**9, "burst_tokens": 10**12, "tokens_per_month": 10**15}
+    assert built(tenants=[{"name": "a", "limits": limits}]).tenants[0].limits.tokens_per_month == 10**15
+
+
 # Keys.
 
 

@@ -133,11 +133,11 @@ async def test_a_fault_of_ours_does_not_end_the_watch(caplog: pytest.LogCaptureF
 
 
 CLASHES: list[tuple[list[TenantConfig], str]] = [
-    ([tenant("a", "kx")], "file: tenants[0].name: 'a' is there twice"),
+    ([tenant("a", "kx")], "tenants[0].name: 'a' is there twice"),
     ([tenant("b", "ka")], "is there twice, first at file: tenants[0].key_sha256[0]"),
-    ([tenant("b", "kb", service_class="gold")], "redis: tenants[0].service_class: 'gold' is no class of admission"),
-    ([tenant("b", "kb", limits={"cost_per_day": 1})], "redis: tenants[0].limits: a budget in money needs models"),
-    ([tenant("b", "kb", limits_by_model={"m": {"cost_per_day": 1}})], "redis: tenants[0].limits_by_model.m: "),
+    ([tenant("b", "kb", service_class="gold")], "tenants[0].service_class: 'gold' is no class of admission"),
+    ([tenant("b", "kb", limits={"cost_per_day": 1})], "tenants[0].limits: a budget in money needs models"),
+    ([tenant("b", "kb", limits_by_model={"m": {"cost_per_day": 1}})], "tenants[0].limits_by_model.m: "),
 ]
 
 
@@ -149,7 +149,8 @@ async def test_what_cannot_stand_beside_the_others_waits_until_it_can(given: lis
     for _ in range(2):
         await watched.round()
         assert watched.opens("ka", "kold", "kx", "kb") == ["a", "old", "-", "-"]
-        assert words.replace("file: tenants[0].name", "redis: tenants[0].name") in watched.troubles["redis"]
+        assert words in watched.troubles["redis"]
+        assert "redis: " not in watched.troubles["redis"]
     file.tell(tenant("c", "kc"))
     redis.tell(tenant("new", "knew"))
     await watched.round()
@@ -184,6 +185,6 @@ async def test_trouble_at_the_start_is_told_to_who_starts(caplog: pytest.LogCapt
     bad.next = SourceError("is not YAML")
     watched = Watched(file, redis, bad)
     told = await watched.watch.load()
-    assert told[0].startswith("redis: redis: tenants[0].name: 'a' is there twice, first at file: tenants[0].name")
+    assert told[0].startswith("redis: tenants[0].name: 'a' is there twice, first at file: tenants[0].name")
     assert told[1:] == ["bad: is not YAML"]
     assert lines(caplog) == []

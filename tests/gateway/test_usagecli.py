@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 from typer.testing import CliRunner, Result
 
 from gateway.cli import app as kvlane
-from gateway.usagecli import days_of, figures
+from gateway.usagecli import COLUMNS, days_of, figures
 from tests.fleet_fixtures import House, house
 
 KEY = "admin-secret"
@@ -57,13 +57,13 @@ async def complaint(*args: str, key: str | None = KEY) -> str:
 
 async def test_a_table_is_for_people_whatever_the_width_of_their_terminal(used: House) -> None:
     head, row, total = (line.split() for line in (await answer(used)).splitlines() if line.strip())
-    assert " ".join(head) == "day tenant model served failed refused prompt cached output weighted cost"
-    assert row[1:6] == ["anonymous", "sim", "2", "0", "0"]
+    assert " ".join(head) == "day tenant model served left failed wrong refused prompt cached output weighted cost"
+    assert row[1:8] == ["anonymous", "sim", "2", "0", "0", "0", "0"]
     assert total[0] == "total"
     assert total[1:] == row[3:]
-    prompt, output, weighted = (int(row[at]) for at in (6, 8, 9))
+    prompt, output, weighted = (int(row[at]) for at in (8, 10, 11))
     assert weighted == prompt + output
-    assert row[10] == f"0.{weighted * 1000:06}"
+    assert row[12] == f"0.{weighted * 1000:06}"
 
 
 @pytest.mark.parametrize(("by", "first"), [("month", "month"), ("total", "tenant")])
@@ -167,8 +167,7 @@ def test_a_month_has_its_last_day() -> None:
 
 
 def test_figures_are_grouped_and_money_is_exact() -> None:
-    names = ("served", "failed", "refused", "prompt_tokens", "cached_tokens", "output_tokens")
-    row: dict[str, Any] = {**dict.fromkeys(names, 1234567), "weighted_tokens": 0, "cost_micros": 1_234_000_001}
+    row: dict[str, Any] = {**dict.fromkeys(COLUMNS, 1234567), "weighted_tokens": 0, "cost_micros": 1_234_000_001}
     assert figures(row)[0] == "1,234,567"
     assert figures(row)[-2:] == ["0", "1,234.000001"]
     assert figures({**row, "cost_micros": 0})[-1] == "-"

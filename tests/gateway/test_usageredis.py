@@ -21,6 +21,13 @@ from tests.gateway.test_accounts import NEXT_DAY, keeper, kept_in, note, served
 from tests.policies.test_accounts import DAY, NOON
 from tests.redis_server import RedisServer, clustered
 
+
+@pytest.fixture(autouse=True)
+def do_not_try_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end, to save what Redis cannot take."""
+    monkeypatch.setattr("gateway.accounts.STOP_S", 0.5)
+
+
 RETRY_S = 0.02
 
 

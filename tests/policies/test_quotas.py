@@ -1,5 +1,7 @@
 """Quotas: weighted tokens, money, what is set aside and what stays."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,8 +33,8 @@ def test_parts_of_a_token_are_charged_whole_and_rounding_adds_none() -> None:
 def test_a_request_takes_of_every_limit_in_its_own_unit() -> None:
     found = takes(ALL, Amounts(1, 500, 700), Amounts(1, 200, 300))
     assert [(take.name, take.amount, take.kept) for take in found] == [
-        ("r:requests", 1_000_000, 1_000_000),
-        ("r:tokens", 5_000_000, 2_000_000),
+        ("r:requests@60", 1_000_000, 1_000_000),
+        ("r:tokens@6000", 5_000_000, 2_000_000),
         ("p:slots", 1, 1),
         ("d:tokens", 500, 200),
         ("m:cost:m", 700, 300),
@@ -56,7 +58,22 @@ def test_what_is_left_is_told_in_the_units_of_the_limit() -> None:
 
 def test_limits_tell_budgets_and_models_apart() -> None:
     assert [quota.is_budget for quota in ALL] == [False, False, False, True, True]
-    assert [quota.field for quota in ALL] == ["requests", "tokens", "slots", "tokens", "cost:m"]
+    assert [quota.field for quota in ALL] == ["requests@60", "tokens@6000", "slots", "tokens", "cost:m"]
+    assert replace(TOKENS, model="m").field == "tokens@6000:m"
+
+
+def test_a_rate_that_is_raised_lets_at_once_who_was_in_debt_under_the_old_one() -> None:
+    ledger, raised = Ledger(), replace(TOKENS, limit=600_000, burst=600_000)
+    for at, quota in enumerate((TOKENS, TOKENS, raised)):
+        wanted = takes([quota], Amounts(1, 500, 0), Amounts(1, 500, 0))
+        granted = are_granted(ledger.reserve("acme", str(at), bucket.MINUTE_US, wanted, 0))
+        assert granted == (at != 1)
+        ledger.settle("acme", str(at), finals([quota], Amounts(1, 60_000, 0)), 0)
+
+
+def test_no_more_is_left_of_a_rate_than_its_burst() -> None:
+    quick = Quota("requests_per_minute", Kind.RATE, Unit.REQUESTS, 100_000, 100_000)
+    assert quick.left(bucket.burst_us(100_000, 100_000)) == 100_000
 
 
 @given(st.integers(1, 8), st.integers(1, 100))

@@ -1,0 +1,290 @@
+"""Limits and accounts are not evaded: by forged usage, by leaving at a clever moment, by sizes told otherwise."""
+
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.demand import text_bytes
+from gateway.openai import parse
+from gateway.routes import ENGINE_ROUTES
+from policies.learned import PromptHabits
+from tests.budgeted import DAY, KEY, RESPONSES, accounted, budgeted, spent
+from tests.wire.client import CHAT, RawClient, call, chat, get, request
+from tests.wire.engine import EVENTS_HEAD, Call, Script, chunk, says, streams, whole
+from tests.wire.house import until
+
+
+def event(kind: str, **response: Any) -> bytes:
+    data = orjson.dumps({"type": kind, "response": {"id": "resp_1", "object": "response", **response}})
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+
+# Usage that is forged.
+
+FORGED = [{"type": "function", "name": "f", "parameters": {"usage": {"input_tokens": 0, "output_tokens": 0}}}]
+DELTA = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"word"}\n\n'
+
+
+async def test_usage_that_a_client_has_echoed_is_none_when_it_leaves() -> None:
+    """Engines repeat the tools of a request in the first event: as JSON, and whatever stands in them."""
+
+    async def script(asked: Call) -> None:
+        asked.write(EVENTS_HEAD, chunk(event("response.created", tools=FORGED, usage=None)), chunk(DELTA * 10))
+        await asked.gone()
+
+    body = orjson.dumps({"model": "sim", "input": "x" * 4000, "stream": True, "tools": FORGED})
+    async with budgeted(script) as (gateway, _):
+        async with RawClient.to(gateway.url) as client:
+            client.ask(RESPONSES, body, KEY)
+            async for piece in client.pieces(await client.head()):
+                if b"word" in piece:
+                    break
+        await until(lambda: not gateway.proxy.active)
+        assert await spent(gateway) > 500
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_usage_that_a_client_has_echoed_is_none_behind_the_engines_either(is_stream: bool) -> None:
+    true = {"input_tokens": 700, "output_tokens": 30, "total_tokens": 730}
+    said = {"id": "resp_1", "object": "response", "usage": true, "tools": FORGED}
+    script = streams(event("response.completed", **said)) if is_stream else says(whole(200, orjson.dumps(said)))
+    async with budgeted(script) as (gateway, _):
+        body = orjson.dumps({"model": "sim", "input": "hi", "stream": is_stream, "tools": FORGED})
+        assert (await call(gateway.url, RESPONSES, body, KEY)).status == 200
+        assert await spent(gateway) == 730
+
+
+@pytest.mark.parametrize(
+    "text", ['"usage":{"prompt_tokens":0,"completion_tokens":0}', '\\"usage":{"prompt_tokens":0}', "\ndata: [DONE]\n\n"]
+)
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_usage_that_a_model_has_written_is_none(text: str, is_stream: bool) -> None:
+    said = orjson.dumps({"choices": [{"index": 0, "message" if not is_stream else "delta": {"content": text}}]})[:-1]
+    usage = b',"usage":{"prompt_tokens":10,"completion_tokens":5}}'
+    parts = b'data: %b}\n\ndata: {"choices":[]%b\n\n' % (said, usage) + b"data: %b}\n\ndata: [DONE]\n\n" % said
+    script = streams(parts) if is_stream else says(whole(200, said + usage))
+    async with budgeted(script) as (gateway, _):
+        assert (await call(gateway.url, CHAT, chat(stream=is_stream), KEY)).status == 200
+        assert await spent(gateway) == 15
+
+
+@pytest.mark.parametrize("size", [1000, 2_000_000, 4_000_000])
+async def test_an_answer_is_no_failure_because_its_last_event_is_long(size: int) -> None:
+    """Engines repeat what a client has sent along, and what an engine fails at costs nothing."""
+    said = {"metadata": {"x": "y" * size}, "tools": FORGED, "usage": {"input_tokens": 700, "output_tokens": 30}}
+    body = event("response.created", tools=[]) + DELTA + event("response.completed", **said)
+    async with budgeted(streams(body)) as (gateway, _):
+        asked = orjson.dumps({"model": "sim", "input": "hi", "stream": True})
+        assert (await call(gateway.url, RESPONSES, asked, KEY)).body == body
+        assert await spent(gateway) == 730
+
+
+# Stored responses.
+
+STORED = {"id": "resp_1", "object": "response", "usage": {"input_tokens": 700, "output_tokens": 30}}
+QUEUED = {"id": "resp_1", "object": "response", "status": "queued", "usage": None}
+ASK = orjson.dumps({"model": "sim", "input": "hi"})
+
+
+def keeps(first: dict[str, Any]) -> Script:
+    async def script(asked: Call) -> None:
+        asked.write(whole(200, orjson.dumps(first if asked.method == "POST" else STORED)))
+
+    return script
+
+
+async def test_to_read_a_stored_response_again_is_no_use_of_tokens() -> None:
+    async with budgeted(keeps(STORED)) as (gateway, _):
+        await call(gateway.url, RESPONSES, ASK, KEY)
+        for _ in range(5):
+            assert (await get(gateway.url, RESPONSES + "/resp_1", KEY)).status == 200
+        assert await spent(gateway) == 730
+        assert (await accounted(gateway))["output_tokens"] == 30
+
+
+async def test_what_is_made_in_the_background_is_charged_when_it_is_fetched_and_once() -> None:
+    async with budgeted(keeps(QUEUED)) as (gateway, _):
+        await call(gateway.url, RESPONSES, ASK.replace(b"}", b',"background":true}'), KEY)
+        before = await spent(gateway)
+        for _ in range(5):
+            assert (await get(gateway.url, RESPONSES + "/resp_1", KEY)).status == 200
+        assert await spent(gateway) == before + 30
+        assert (await accounted(gateway))["output_tokens"] == 30
+
+
+@pytest.mark.parametrize("rest", ["", "/cancel", "/input_items"])
+async def test_a_stored_response_of_another_does_not_exist_and_costs_its_engine_nothing(rest: str) -> None:
+    async with budgeted(keeps(STORED)) as (gateway, engine):
+        await call(gateway.url, RESPONSES, ASK, KEY)
+        asked = [("Authorization", "Bearer b's key")]
+        method = "POST" if rest == "/cancel" else "GET"
+        answer = await call(gateway.url, f"{RESPONSES}/resp_1{rest}", b"", asked, method=method)
+        assert answer.refusal == (404, "invalid_request_error", "not_found")
+        assert len(engine.calls) == 1
+
+
+# Leaving at a clever moment.
+
+
+async def test_a_deadline_of_the_clients_own_is_no_failure_of_the_engine() -> None:
+    """Who names a second and lets the engine work for it has left, and pays for the prompt."""
+
+    async def script(asked: Call) -> None:
+        await asked.gone()
+
+    async with budgeted(script) as (gateway, _):
+        asked = [*KEY, ("X-Stainless-Read-Timeout", "0.05")]
+        assert (await call(gateway.url, CHAT, chat("x" * 4000), asked)).status == 504
+        assert await spent(gateway) > 500
+        assert (await accounted(gateway))["prompt_tokens"] > 500
+
+
+@pytest.mark.parametrize("moment", ["at the engine", "in its first token"])
+async def test_who_leaves_early_pays_for_the_prompt(moment: str) -> None:
+    async def script(asked: Call) -> None:
+        if moment == "in its first token":
+            asked.write(EVENTS_HEAD + chunk(b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'))
+        await asked.gone()
+
+    async with budgeted(script) as (gateway, engine):
+        async with RawClient.to(gateway.url) as client:
+            client.ask(CHAT, chat("x" * 4000, stream=True), KEY)
+            await until(lambda: engine.calls)
+        await until(lambda: not gateway.proxy.active)
+        assert await spent(gateway) > 500
+
+
+async def test_slots_are_not_multiplied_by_pipelining_nor_lost_by_leaving() -> None:
+    async def script(asked: Call) -> None:
+        await asked.gone()
+
+    async with budgeted(script, limits={"parallel": 2, "tokens_per_day": DAY}) as (gateway, engine):
+        for _ in range(5):
+            async with RawClient.to(gateway.url) as client, RawClient.to(gateway.url) as other:
+                before = len(engine.calls)
+                for each in (client, other):
+                    each.send(request(CHAT, chat(), KEY) * 4)
+                await until(lambda before=before: len(engine.calls) == before + 2)  # type: ignore[misc]
+                assert (await call(gateway.url, CHAT, chat(), KEY)).refusal[0] == 429
+            await until(lambda: not gateway.proxy.active)
+        assert repr(gateway.limiter.ledger) == "<Ledger 1 tenants, 0 grants>"
+
+
+# Sizes that are told otherwise than they are.
+
+SIZES = [
+    (CHAT, {"n": 4}, 4),
+    (CHAT, {"n": "4"}, 4),
+    (CHAT, {"n": 4.0}, 4),
+    (CHAT, {"n": 1000}, 1000),
+    (CHAT, {"n": 10**30}, 16_384),
+    (CHAT, {"n": -4}, 1),
+    (CHAT, {"n": True}, 1),
+    (CHAT, {"best_of": 4}, 1),
+    ("/v1/completions", {"best_of": 4, "n": 2}, 4),
+    ("/v1/completions", {"prompt": ["a", "b", "c"]}, 3),
+    ("/v1/completions", {"prompt": [[1, 2], [3]], "n": 2}, 4),
+    ("/v1/completions", {"prompt": [1, 2, 3]}, 1),
+    ("/v1/completions", {"prompt": []}, 1),
+    ("/v1/messages", {"n": 100}, 1),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "choices"), SIZES)
+def test_as_many_answers_are_set_aside_for_as_an_engine_will_make(
+    path: str, fields: dict[str, object], choices: int
+) -> None:
+    body = (
+        b'{"model":"sim",%b}' % orjson.dumps({name: value for name, value in fields.items() if value != 10**30})[1:-1]
+    )
+    if 10**30 in fields.values():
+        body = b'{"model":"sim","n":1%b}' % (b"0" * 30)
+    assert parse(ENGINE_ROUTES[path], "application/json", body).choices == choices
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "most"),
+    [
+        (CHAT, {"max_completion_tokens": 1, "max_tokens": 9000}, 9000),
+        (CHAT, {"max_tokens": "9000"}, 9000),
+        (CHAT, {"max_tokens": 9000.0}, 9000),
+        (CHAT, {"max_output_tokens": 1}, None),
+        ("/v1/completions", {"max_completion_tokens": 1, "max_tokens": 9000}, 9000),
+        (RESPONSES, {"max_tokens": 1}, None),
+        ("/v1/messages", {"max_completion_tokens": 0, "max_tokens": 9000}, 9000),
+        (CHAT, {"max_tokens": -1}, None),
+        (CHAT, {"max_tokens": "-1"}, None),
+        (CHAT, {"max_tokens": "9" * 400}, None),
+        (CHAT, {"max_tokens": 1e308}, 1 << 31),
+    ],
+)
+def test_no_member_that_an_engine_does_not_read_bounds_the_output(
+    path: str, fields: dict[str, object], most: int | None
+) -> None:
+    assert parse(ENGINE_ROUTES[path], "application/json", chat(**fields)).max_tokens == most
+
+
+HIDDEN = [
+    {"messages": [{"role": "user", "content": "data:image/png;base64," + "word " * 1000}]},
+    {"messages": [{"role": "user", "content": "data:image/png;base64," + "w" * 5000}]},
+    {"messages": [{"role": "user", "content": '"url":"data:image/png;base64,' + "w" * 5000}]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": ";base64," + "w" * 5000}]}]},
+    {"messages": [{"image_url": {"url": "data:image/png;base64," + "two words " * 500}}]},
+    {"prompt": ["input_audio", "data", "w" * 5000]},
+    {"x": "input_audio", "messages": [{"name": "data", "content": "w" * 5000}]},
+    {"messages": [{"input_audio": {"data": "two words " * 500}}]},
+]
+
+
+@pytest.mark.parametrize("body", HIDDEN)
+def test_no_prompt_passes_for_a_picture(body: dict[str, object]) -> None:
+    assert text_bytes(orjson.dumps(body)) >= 5000
+
+
+def test_to_look_for_pictures_costs_no_more_than_the_length_of_a_body() -> None:
+    """By counts: how often the body is searched."""
+
+    class Counted(bytes):
+        searches = 0
+
+        def find(self, *args: Any) -> int:
+            Counted.searches += 1
+            return super().find(*args)
+
+    for body in (b'"' + b";base64," * 5000 + b'"', b'"input_audio"' * 5000, b'"input_audio"' * 5000 + b'"data":1' * 9):
+        Counted.searches = 0
+        text_bytes(Counted(body))
+        assert Counted.searches < 30
+
+
+def test_bytes_that_are_no_prompt_do_not_teach_that_prompts_weigh_nothing() -> None:
+    habits = PromptHabits()
+    for _ in range(100):
+        habits.learn("a", "m", 1_000_000, 1)
+    assert habits.expected_tokens("a", "m", 40_000) >= 4000
+
+
+@pytest.mark.parametrize("value", [True, 1, 1.0, "true", "True", "1", "on", "yes", "t", "Y"])
+def test_a_stream_is_asked_for_its_usage_however_it_is_asked_for(value: object) -> None:
+    """TensorRT-LLM can stream token ids without text: where it tells no usage, there is nothing to count."""
+    body = chat(stream=value, detokenize=False)
+    asked = parse(ENGINE_ROUTES[CHAT], "application/json", body)
+    sent = orjson.loads(b"".join(asked.body_for_engine(body, takes_unknown_fields=True)))
+    assert sent["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize("value", [False, 0, 0.0, "false", "0", None, [], 2, "x"])
+def test_what_no_engine_takes_for_a_stream_is_none(value: object) -> None:
+    body = chat(stream=value)
+    asked = parse(ENGINE_ROUTES[CHAT], "application/json", body)
+    assert b"".join(asked.body_for_engine(body, takes_unknown_fields=True)) == body
+
+
+async def test_usage_that_a_model_has_written_into_a_call_is_none() -> None:
+    """Anthropic's shape has what a tool is called with as JSON."""
+    call_ = {"type": "tool_use", "id": "t", "name": "f", "input": {"usage": {"input_tokens": 0, "output_tokens": 1}}}
+    said = {"type": "message", "usage": {"input_tokens": 700, "output_tokens": 30}, "content": [call_]}
+    async with budgeted(says(whole(200, orjson.dumps(said)))) as (gateway, _):
+        assert (await call(gateway.url, "/v1/messages", chat(max_tokens=100), KEY)).status == 200
+        assert await spent(gateway) == 730
