@@ -8,7 +8,8 @@ have left in `metrics.py`, and keeps
     bases     the sums of every counter, one a minute: tables show what has been added since the oldest
     hot       the prefixes that prompts have shared lately, of a sample: the last prompts of each pool
 
-so memory is bounded by the number of series, and what a reading costs as well: 0.1 ms with 20 tenants.
+Memory is bounded by the number of series, and so is what a reading costs: 0.4 ms where there are 20 tenants, 1.1 ms where
+there are 2,000.
 """
 
 import asyncio
@@ -56,7 +57,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What a chart shows of one moment; nan where there was nothing to measure."""
+    """What a chart shows of one moment, in four digits; nan where there was nothing to measure."""
 
     at: float
     """Unix seconds."""
@@ -182,18 +183,24 @@ class History:
 
     def _point(self, before: Reading, after: Reading) -> Point:
         span_s = max(after.at - before.at, 1e-9)
+
+        def rate(name: str) -> float:
+            return short((getattr(after, name) - getattr(before, name)) / span_s)
+
         prompt_tokens = after.prompt_tokens - before.prompt_tokens
         has_hits = after.has_reports and prompt_tokens > 0
         return Point(
             at=self._wall(),
             ttft_s=quantiles(TTFT_BUCKETS, since(before.ttft, after.ttft), SHARES),
             wait_s=quantiles(QUEUE_BUCKETS, since(before.waits, after.waits), SHARES),
-            served_per_s=(after.served - before.served) / span_s,
-            refused_per_s=(after.refused - before.refused) / span_s,
-            failed_per_s=(after.failed - before.failed) / span_s,
-            prompt_tokens_per_s=prompt_tokens / span_s,
-            output_tokens_per_s=(after.output_tokens - before.output_tokens) / span_s,
-            hit_ratio=min(1.0, (after.cached_tokens - before.cached_tokens) / prompt_tokens) if has_hits else nan,
+            served_per_s=rate("served"),
+            refused_per_s=rate("refused"),
+            failed_per_s=rate("failed"),
+            prompt_tokens_per_s=rate("prompt_tokens"),
+            output_tokens_per_s=rate("output_tokens"),
+            hit_ratio=short(min(1.0, (after.cached_tokens - before.cached_tokens) / prompt_tokens))
+            if has_hits
+            else nan,
             in_flight=sum(member.endpoint.outstanding.requests for member in self._fleet.members()),
             waiting=sum(queue.waiting for queue in self._gate.queues.values()),
         )
@@ -221,8 +228,13 @@ def quantiles(bounds: Sequence[float], counts: Sequence[int], shares: Iterable[f
             continue
         low = bounds[at - 1] if at else 0.0
         within = (rank - (totals[at - 1] if at else 0)) / counts[at] if counts[at] else 1.0
-        found.append(low + (bounds[at] - low) * within)
+        found.append(short(low + (bounds[at] - low) * within))
     return tuple(found)
+
+
+def short(value: float) -> float:
+    """Give a figure in four digits: nobody reads more, and all of it is sent."""
+    return float(f"{value:.4g}")
 
 
 def since(before: Sequence[int], after: Sequence[int]) -> list[int]:

@@ -102,4 +102,6 @@ def _faded(node: _Node, now: float) -> float:
 def _shared(one: Sequence[BlockHash], other: Sequence[BlockHash], most: int) -> int:
     """Count the leading units that two prompts share, `most` at most; chained, so that they part once."""
     most = min(most, len(other))
+    if one[most - 1] == other[most - 1]:
+        return most
     return bisect_left(range(most), True, key=lambda at: one[at] != other[at])
