@@ -8,8 +8,8 @@ have left in `metrics.py`, and keeps
     bases     the sums of every counter, one a minute: tables show what has been added since the oldest
     hot       the prefixes that prompts have shared lately, of a sample: the last prompts of each pool
 
-Memory is bounded by the number of series, and so is what a reading costs: 0.4 ms where there are 20 tenants, 1.1 ms where
-there are 2,000.
+Memory is bounded by the number of series, and so is what a reading costs: 0.4 ms where there are 20 tenants, 1.1 ms
+where there are 2,000.
 """
 
 import asyncio

@@ -8,8 +8,8 @@
     prefixes                 what prompts share, by a keyed hash, and where it is held; never text
 
 Bounded, whatever a fleet or its tenants come to, and made at most once a second, however many look: 1 ms, or 7 ms in
-slices where there are 2,000 tenants and 128 endpoints. null is what nobody
-knows. Names are as they were configured or told by engines: who shows them has to escape them.
+slices where there are 2,000 tenants and 128 endpoints. null is what nobody knows. Names are as they were configured or
+told by engines: who shows them has to escape them.
 """
 
 import asyncio

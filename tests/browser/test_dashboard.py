@@ -78,7 +78,9 @@ async def feed() -> dict[str, Any]:
     async with house(2) as whole:
         await traffic(whole)
         found: dict[str, Any] = json.loads(json.dumps(await whole.gateway.overview.content()))
-        return {**found, "every_s": 1}
+        at = found["points"]["at"]
+        spread = [at[-1] - 5 * (len(at) - 1 - place) for place in range(len(at))]  # they were taken in no time
+        return {**found, "points": {**found["points"], "at": spread}, "every_s": 1}
 
 
 @pytest.fixture
