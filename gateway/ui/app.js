@@ -53,14 +53,18 @@ async function ask(path) {
 
 async function look() {
   clearTimeout(timer);
-  const feed = await ask("admin/overview").catch(gone);
-  if (feed) {
-    answeredAt = Date.now();
-    show(feed);
-    section("trouble").hidden = true;
-    if (hasDoctor && performance.now() - askedDoctorAt >= DOCTOR_EVERY_MS) await lookAtDoctor();
+  try {
+    const feed = await ask("admin/overview").catch(gone);
+    if (feed) {
+      answeredAt = Date.now();
+      show(feed);
+      section("trouble").hidden = true;
+      if (hasDoctor && performance.now() - askedDoctorAt >= DOCTOR_EVERY_MS) await lookAtDoctor();
+    }
+  } finally {
+    clearTimeout(timer);
+    if (!document.hidden) timer = setTimeout(look, everyMs);
   }
-  if (!document.hidden) timer = setTimeout(look, everyMs);
 }
 
 function gone(error) {

@@ -4,11 +4,11 @@ Pictures are left in .bench/screens/, to be looked at. Needs a browser: see inst
 """
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -77,7 +77,7 @@ async def feed() -> dict[str, Any]:
     """A feed as a gateway that was asked a few times gives it."""
     async with house(2) as whole:
         await traffic(whole)
-        found: dict[str, Any] = json.loads(json.dumps(await whole.gateway.overview.content()))
+        found: dict[str, Any] = orjson.loads(orjson.dumps(await whole.gateway.overview.content()))
         at = found["points"]["at"]
         spread = [at[-1] - 5 * (len(at) - 1 - place) for place in range(len(at))]  # they were taken in no time
         return {**found, "points": {**found["points"], "at": spread}, "every_s": 1}

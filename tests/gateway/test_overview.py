@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
@@ -49,7 +50,7 @@ async def ask(whole: House, question: str, *, stream: bool = False) -> Reply:
 async def overview(whole: House) -> dict[str, Any]:
     """Read it as it is now, whoever has asked a moment ago."""
     whole.gateway.overview.history.read()
-    feed: dict[str, Any] = json.loads(json.dumps(await whole.gateway.overview.content()))  # as a client has it
+    feed: dict[str, Any] = orjson.loads(orjson.dumps(await whole.gateway.overview.content()))  # as a client has it
     return feed
 
 

@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
@@ -40,7 +41,8 @@ def shown(feed: dict[str, Any], trouble: str = "", most: int | None = None, widt
 
 async def feed_of(whole: House) -> dict[str, Any]:
     whole.gateway.overview.history.read()
-    return await whole.gateway.overview.content()
+    feed: dict[str, Any] = orjson.loads(orjson.dumps(await whole.gateway.overview.content()))  # as a client has it
+    return feed
 
 
 async def test_once_prints_the_page_for_scripts() -> None:
