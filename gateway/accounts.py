@@ -18,7 +18,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from gateway.metrics import Labels, Metrics
+from gateway.instruments import Labels
+from gateway.metrics import Metrics
 from gateway.usagestore import Batch, Store, StoreError
 from policies.accounts import DAY_S, Accounts, Sums, add, added, day_name, parts
 from policies.statement import Usage

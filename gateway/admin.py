@@ -41,7 +41,7 @@ def admin_app(
         return web.Response(status=refused.status, body=body, headers=headers, content_type="application/json")
 
     async def page(request: web.Request) -> web.Response:
-        content_type, body = metrics.page(request.headers.get("accept", ""))
+        content_type, body = await metrics.page_off_loop(request.headers.get("accept", ""))
         return web.Response(body=body, headers={"content-type": content_type})
 
     async def endpoints(request: web.Request) -> web.Response:

@@ -10,19 +10,16 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import secrets
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
-from typing import BinaryIO
 
 import aiohttp
 from aiohttp import web
 
-from gateway.accesslog import AccessLog
+from gateway.accesslog import AccessLog, open_log
 from gateway.accountpages import AccountPages, LimitState
 from gateway.accounts import Keeper
 from gateway.admin import admin_app
@@ -33,6 +30,7 @@ from gateway.config import Config, PoolConfig
 from gateway.demand import Demand
 from gateway.discovery import Discovery
 from gateway.discovery.static import StaticDiscovery
+from gateway.doctor import PrefixDoctor
 from gateway.fleet import Fleet
 from gateway.gate import Gate
 from gateway.gauges import add_gauges, add_limiter_gauges
@@ -42,22 +40,25 @@ from gateway.intake import Intake
 from gateway.kvevents import KvEvents
 from gateway.limiter import Limiter
 from gateway.logs import reason
+from gateway.looplag import LoopLag
 from gateway.members import FleetPool, Member
 from gateway.metrics import Metrics
 from gateway.models import Models
-from gateway.overview import Facts, Overview
+from gateway.overview import Overview
 from gateway.probe import Probe
 from gateway.proxy import Proxy
 from gateway.questions import Questions
 from gateway.readers import Readers
 from gateway.redisline import Line
 from gateway.salt import secret_of
+from gateway.scaling import Scaling, aims_of
 from gateway.sharedredis import line_to
 from gateway.sources import tenant_sources
 from gateway.stored import StoredResponses
 from gateway.tariffs import Tariffs
 from gateway.tenants import Tenant, Tenants
 from gateway.tenantwatch import TenantWatch
+from gateway.tracing import Tracing
 from gateway.upstream import Upstream
 from gateway.usagefiles import UsageInFiles
 from gateway.usageredis import UsageInRedis
@@ -71,7 +72,6 @@ from policies.record import RequestRecord
 log = logging.getLogger(__name__)
 
 BACKLOG = 4096
-LAG_EVERY_S = 0.5
 SILENT_S = 2.0  # at an engine that is gone; a stream that still talks may end in peace
 GC_THRESHOLDS = (50_000, 20, 50)  # requests make no cycles; collecting often only costs
 
@@ -97,7 +97,6 @@ class Gateway:
         self._listener: asyncio.Server | None = None
         self._admin_runner: web.AppRunner | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._lag_s = 0.0
         self._chance = Random(secrets.randbits(64))
         self.metrics = Metrics()
         self.fleet = Fleet(self._clock)
@@ -107,6 +106,7 @@ class Gateway:
             max_idle=config.connections.max_idle,
         )
         self._access_log = self._open_access_log()
+        self.tracing = Tracing(config.tracing, self.metrics, self._chance, self.fleet.explain)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=config.connections.idle_s)
         )
@@ -132,6 +132,7 @@ class Gateway:
         self._tenant_watch = TenantWatch(tenants, tenant_sources(config, file, self._line), config)
         self._tenant_watch.show(self.metrics)
         self._cache_root = (config.cache_secret or secrets.token_hex(32)).encode()
+        self._doctor = PrefixDoctor(config.doctor, self._cache_root, self.metrics, self._clock)
         self.limiter = Limiter(self.metrics, lambda: time.time_ns() // 1000, self._line)
         habits = OutputHabits()
         tariffs = Tariffs(tenants, config.models)
@@ -156,10 +157,17 @@ class Gateway:
             tenants=tenants,
             upstream=self.upstream,
             stored=StoredResponses(Homes(), self.fleet, tenants, self.upstream),
+            tracing=self.tracing,
             models=Models(self.fleet, config.aliases(), int(time.time())),
             own=OwnPrefixes(secrets.randbits(64)),
             intake=Intake(
-                self.fleet, self.readers.of, classes, config.routing.session_header, habits, self._cache_secret
+                self.fleet,
+                self.readers.of,
+                classes,
+                config.routing.session_header,
+                habits,
+                self._cache_secret,
+                self._doctor.shape_of,
             ),
             demand=Demand(tariffs.of, habits),
             limiter=self.limiter,
@@ -167,6 +175,7 @@ class Gateway:
             keepalive_s=config.admission.keepalive_s,
             metrics=self.metrics,
             on_record=self._record,
+            prints=None if self._access_log is None else self._access_log.prints,
             is_draining=lambda: self._is_draining,
             new_id=self._new_id,
             listen=config.listen,
@@ -188,18 +197,17 @@ class Gateway:
             self.kv_events,
             self.gate,
             self._clock,
+            flow=classes.flow,
             active=lambda: self.proxy.active,
-            lag_s=lambda: self._lag_s,
         )
-        add_limiter_gauges(self.metrics, self.limiter)
+        add_limiter_gauges(self.metrics, self.limiter, self._line)
+        self.lag = LoopLag(self._clock, self.metrics.loop_lag.distribution(()))
+        self.scaling = Scaling(
+            self.fleet, self.gate, self._clock, classes.flow, aims_of(config.scaling, config.admission)
+        )
+        self.scaling.show(self.metrics)
         self.overview = Overview(
-            self.metrics,
-            self.fleet,
-            self.gate,
-            tenants,
-            self._look_at,
-            self._clock,
-            lambda: Facts(self.proxy.active, self.proxy.in_flight, self._lag_s, self._is_draining),
+            self.metrics, self.fleet, self.gate, tenants, self._look_at, self._clock, self.proxy, self.lag
         )
 
     # Life.
@@ -228,7 +236,7 @@ class Gateway:
             )
         except OSError as error:
             raise StartError(f"cannot listen on {listen.host}:{listen.port}: {reason(error)}") from error
-        pages = (*self._account_pages.routes(), *self.overview.routes())
+        pages = [*self._account_pages.routes(), *self._doctor.routes(), *self.overview.routes()]
         app = admin_app(self.fleet, self.metrics, self._clock, Guard(listen), pages)
         self._admin_runner = web.AppRunner(app, access_log=None, logger=admin_log)
         await self._admin_runner.setup()
@@ -251,16 +259,16 @@ class Gateway:
                 lends=pool_config.lends,
             )
             await self._follow_once(pool, pool_config)
-        self._tasks.append(asyncio.create_task(self._watch_lag(), name="loop lag"))
-        self._tasks.append(asyncio.create_task(self._tenant_watch.watch(), name="tenants"))
-        self._tasks.append(asyncio.create_task(self.overview.history.watch(), name="history"))
+        watches = (self.lag.watch(), self.scaling.watch(), self._tenant_watch.watch(), self.overview.history.watch())
+        self._tasks += map(asyncio.create_task, watches)
+        self.tracing.start()
         gc.set_threshold(*GC_THRESHOLDS)
         gc.collect()
         gc.freeze()
 
     async def drain(self, grace_s: float) -> None:
         """Say that this gateway is going, serve on for `grace_s`, then let what runs end."""
-        self._is_draining = True
+        self._is_draining = self.overview.is_draining = True
         log.info("draining: serving on for %g s, %d requests in flight", grace_s, self.proxy.active)
         await asyncio.sleep(grace_s)
         if self._listener is not None:
@@ -291,6 +299,7 @@ class Gateway:
         await self._session.close()
         await self._knocking.close()
         self.upstream.close()
+        await self.tracing.close()
         if self._access_log is not None:
             self._access_log.close()
 
@@ -344,11 +353,13 @@ class Gateway:
 
     def _new_id(self) -> str:
         """Name a request as nobody can foresee: engines refuse a name that runs already, whoever's it is."""
-        return f"req_{os.urandom(10).hex()}"
+        return f"req_{secrets.token_hex(10)}"
 
     def _record(self, record: RequestRecord) -> None:
-        self.metrics.observe(record)
+        self.metrics.observe(record, record.trace_id)
+        self.scaling.note(record)
         self._keeper.note(record)
+        self._doctor.note(record)
         if self._access_log is not None:
             self._access_log.write(record)
 
@@ -359,21 +370,11 @@ class Gateway:
             raise StartError(str(error)) from error
 
     def _open_access_log(self) -> AccessLog | None:
-        path = self._config.access_log.path
-        if path is None:
-            return None
+        config = self._config.access_log
         try:
-            file: BinaryIO = sys.stdout.buffer if path == "-" else open(path, "ab")  # noqa: SIM115  # closed by AccessLog
+            return open_log(config, lambda: self.metrics.log_drops.add(()))
         except OSError as error:
-            raise StartError(f"cannot write the access log {path}: {reason(error)}") from error
-        return AccessLog(file, lambda: self.metrics.log_drops.add(()))
-
-    async def _watch_lag(self) -> None:
-        """Measure how late the event loop is: what every stream's chunks suffer."""
-        while True:
-            before = self._clock()
-            await asyncio.sleep(LAG_EVERY_S)
-            self._lag_s = max(0.0, self._clock() - before - LAG_EVERY_S)
+            raise StartError(f"cannot write the access log {config.path}: {reason(error)}") from error
 
 
 def usage_store(config: Config, line: Line | None, limiter: Limiter) -> Store:

@@ -23,6 +23,7 @@ from gateway.connection import (
 from gateway.engines.answers import EngineError, Verdict, read_error, read_stream_error
 from gateway.exchange import Exchange
 from gateway.headers import lines_of_error
+from gateway.hops import Hop
 from gateway.lease import Lease
 from gateway.relay import Answer, AnswerKind
 from gateway.upstream import Upstream
@@ -59,6 +60,8 @@ async def ask(answer: Answer, upstream: Upstream, lease: Lease, exchange: Exchan
     timer = loop.call_at(now + wait_s, _expire, answer, wait_s, is_by_deadline)
     try:
         answer.connection = await connections.send(pieces, answer, within_s=wait_s)
+        if exchange.hops is not None:
+            exchange.hops.begin(Hop.FIRST_BYTE)
         await answer.opened
         if isinstance(answer.error, StaleConnection):
             answer.reopen()

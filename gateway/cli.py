@@ -1,4 +1,4 @@
-"""The command line: kvlane serve | check | key | tenant | usage | top."""
+"""The command line: kvlane serve | check | key | tenant | usage | metrics | top | profile | doctor | kv."""
 
 import asyncio
 import ctypes
@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 import uvloop
 
-from gateway import keycli, tenantcli, topcli, usagecli
+from gateway import doctorcli, keycli, kvcli, metricscli, profilecli, tenantcli, topcli, usagecli
 from gateway.app import Gateway, StartError
 from gateway.config import Config
 from gateway.logs import Discreet, log_loop_fault
@@ -36,6 +36,10 @@ app.add_typer(keycli.app, name="key")
 app.add_typer(tenantcli.app, name="tenant")
 app.command()(usagecli.usage)
 app.command()(topcli.top)
+app.command()(metricscli.metrics)
+app.command()(profilecli.profile)
+app.command()(doctorcli.doctor)
+app.command()(kvcli.kv)
 
 FEW_FILES = 4096
 M_MMAP_THRESHOLD, LARGE_BYTES = -3, 1 << 20
@@ -138,6 +142,8 @@ async def run(config: Config, file: Path | None) -> None:
     stopping: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stopping.put_nowait, name)
+    if config.access_log.path is not None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # logrotate sends it; the log follows its name without
     try:
         await gateway.start()
         count = sum(len(pool.endpoints) for pool in config.pools)

@@ -23,13 +23,16 @@ from gateway.sections import (
     Admission,
     Connections,
     Count,
+    Doctor,
     Health,
     Listen,
     Retries,
     Routing,
+    Scaling,
     Section,
     Shutdown,
     Timeouts,
+    TracingConfig,
 )
 from gateway.tenancy import (
     ANONYMOUS_NAME,
@@ -260,9 +263,12 @@ class Config(Section):
     connections: Connections = Connections()
     shutdown: Shutdown = Shutdown()
     access_log: AccessLog = AccessLog()
+    tracing: TracingConfig = TracingConfig()
     accounting: Accounting = Accounting()
+    doctor: Doctor = Doctor()
     routing: Routing = Routing()
     admission: Admission = Admission()
+    scaling: Scaling = Scaling()
     pools: Annotated[tuple[PoolConfig, ...], Field(min_length=1)]
     models: tuple[ModelConfig, ...] = ()
     redis: RedisConfig = RedisConfig()

@@ -12,6 +12,7 @@ from aiohttp.web_request import BaseRequest
 from gateway.engines.catalog import ADAPTERS
 from gateway.errors import BodyTimeout, BrokenBody, MethodNotAllowed, RequestTooLarge
 from gateway.headers import client_deadline_s, lines_to_engine
+from gateway.hops import Hops
 from gateway.members import Member
 from gateway.openai import Call
 from gateway.routes import Route
@@ -37,6 +38,8 @@ class Exchange:
     """Of sizes unknown, until the prompt has been read."""
     sets_deadline: bool = False
     """Whether its deadline is its client's own."""
+    hops: Hops | None = None
+    """Of its trace, where it is traced."""
 
     @classmethod
     def of(
@@ -48,8 +51,10 @@ class Exchange:
         sets_deadline = own_s is not None and own_s < most_s
         deadline = trace.arrived_at + (own_s if own_s is not None and sets_deadline else most_s)
         inference = InferenceRequest(id=trace.id, model=call.model, tenant=tenant.name, deadline=deadline)
-        lines = lines_to_engine(request.raw_headers, headers.getall("connection", ()))
-        return cls(route, request.method, request.raw_path, lines, body, call, tenant, inference, sets_deadline)
+        is_traced = trace.hops is not None
+        lines = lines_to_engine(request.raw_headers, headers.getall("connection", ()), is_traced=is_traced)
+        asked = route, request.method, request.raw_path, lines, body, call
+        return cls(*asked, tenant, inference, sets_deadline, trace.hops)
 
     def pieces_for(self, member: Member) -> list[Buffer]:
         """Give the bytes of the request as one engine gets it."""
@@ -59,11 +64,12 @@ class Exchange:
         for piece in body:
             length += len(piece)
         first = f"{self.method} {member.path_prefix}{self.target} HTTP/1.1\r\n{member.header_lines}".encode()
-        head = b"%bx-request-id: %b\r\ncontent-length: %d\r\n%b\r\n" % (
+        head = b"%bx-request-id: %b\r\ncontent-length: %d\r\n%b%b\r\n" % (
             first,
             self.inference.id.encode(),
             length,
             self.header_lines,
+            b"" if self.hops is None else self.hops.lines_to_engine,
         )
         return [head, *body]
 

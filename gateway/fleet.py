@@ -18,9 +18,11 @@ from gateway.lease import Lease
 from gateway.members import FleetPool, Member
 from policies.admission import AdmissionQueue
 from policies.endpoint import Endpoint, EngineReport, Pool
+from policies.explained import Candidate, explain
 from policies.flow import Flow
 from policies.health import State
 from policies.index import PrefixIndex
+from policies.least_work import LeastWork
 from policies.placing import place
 from policies.policy import Choice, Policy, Reason
 from policies.pools import Serving, Standing, TooLong, earliest_s, is_able, serving, standing_of
@@ -65,6 +67,7 @@ class Fleet:
         self.pools: list[FleetPool] = []
         self._indexes: dict[Pool, PrefixIndex] = {}
         self._policies: dict[Pool, Policy] = {}
+        self._yardsticks: dict[Pool, LeastWork] = {}
         self._members: dict[Endpoint, Member] = {}
         self._facts: dict[str, ModelFacts] = {}
         self._makes: defaultdict[tuple[str, str], Make] = defaultdict(Make)
@@ -95,6 +98,7 @@ class Fleet:
         self.pools.append(opened)
         self._indexes[pool] = opened.index
         self._policies[pool] = policy
+        self._yardsticks[pool] = LeastWork(opened.index)
         return opened
 
     def add(self, pool: FleetPool, config: EndpointConfig) -> Member:
@@ -256,6 +260,10 @@ class Fleet:
     def lease_at(self, choice: Choice, request: InferenceRequest) -> Lease:
         """Charge what the door of a pool has chosen."""
         return Lease(self._members[choice.endpoint], choice, request, self._clock)
+
+    def explain(self, request: InferenceRequest, standing: Standing, tried: Container[Endpoint]) -> Sequence[Candidate]:
+        """Say how the endpoints stand for a request that one is about to be chosen for."""
+        return explain(standing, self._yardsticks, request, tried, self._clock())
 
     def queue_for(self, pool: Pool, classes: Sequence[ServiceClass], flow: Flow, smoothing_s: float) -> AdmissionQueue:
         """Make the door of a pool."""

@@ -55,6 +55,11 @@ class Admitted:
         """What its wait was predicted to be when it came; None where nobody waits."""
         return None if self.ticket is None else self.ticket.predicted_wait_s
 
+    @property
+    def has_waited(self) -> bool:
+        """Whether there was no room for it when it came."""
+        return self.ticket is not None and self.ticket.waited_s > 0
+
     def move(self, lease: Lease) -> None:
         """Go on at another endpoint."""
         if self.ticket is not None:
@@ -142,6 +147,7 @@ class Gate:
 
     async def _wait(self, queue: AdmissionQueue, ticket: Ticket) -> Admitted:
         waiter = self._waiters[ticket] = asyncio.get_running_loop().create_future()
+        predicted_s = ticket.predicted_wait_s  # told anew to who is refused
         self._look_by(queue)
         try:
             return Admitted(self, ticket, await waiter)
@@ -152,7 +158,9 @@ class Gate:
             raise
         finally:
             self._waiters.pop(ticket, None)
-            self._metrics.queue_wait.distribution((ticket.request.service_class,)).observe(ticket.waited_s)
+            labels = (ticket.request.service_class,)
+            self._metrics.queue_wait.distribution(labels).observe(ticket.waited_s)
+            self._metrics.queue_wait_predicted.distribution(labels).observe(predicted_s)
 
     def moved(self, ticket: Ticket, lease: Lease) -> None:
         """Note that a request goes on at another endpoint: the one before has room again."""

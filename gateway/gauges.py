@@ -5,12 +5,15 @@ from importlib.metadata import version
 
 from gateway.fleet import Fleet
 from gateway.gate import Gate
+from gateway.instruments import Labels
 from gateway.kvevents import KvEvents
 from gateway.limiter import Limiter
 from gateway.members import Member
-from gateway.metrics import Labels, Metrics
+from gateway.metrics import Metrics
+from gateway.redisline import Line
 from gateway.told import Told
 from policies.admission import AdmissionQueue
+from policies.flow import Flow
 from policies.health import State
 
 Samples = Iterator[tuple[Labels, float]]
@@ -23,8 +26,8 @@ def add_gauges(
     gate: Gate,
     clock: Callable[[], float],
     *,
+    flow: Flow,
     active: Callable[[], int],
-    lag_s: Callable[[], float],
 ) -> None:
     """Let the metrics page show every endpoint, and the process."""
     gauge = metrics.gauge
@@ -50,11 +53,37 @@ def add_gauges(
                 labels = (member.endpoint.name, member.pool.name, state.value)
                 yield labels, float(member.endpoint.health.state is state)
 
+    def entered() -> Samples:
+        for member in fleet.members():
+            for state in State:
+                yield (member.endpoint.name, state.value), member.entered[state]
+
     gauge("kvlane_endpoint_state", "1 for the state that an endpoint is in.", ("endpoint", "pool", "state"), states)
+    gauge(
+        "kvlane_endpoint_state_changes_total",
+        "Times that an endpoint came into a state, as health checks saw it.",
+        ("endpoint", "state"),
+        entered,
+    )
+    by_endpoint(
+        "kvlane_endpoint_restarts_total",
+        "Times that the engine of an endpoint was seen to have restarted.",
+        lambda member: member.restarts,
+    )
+    by_endpoint(
+        "kvlane_endpoint_load_ratio",
+        "How full an endpoint is, by what admission goes by: from 1 on it gets nothing new while others have room.",
+        lambda member: flow.load(member.endpoint, clock()),
+    )
     by_endpoint(
         "kvlane_inflight_requests",
         "Requests of this gateway at an endpoint.",
         lambda member: member.endpoint.outstanding.requests,
+    )
+    by_endpoint(
+        "kvlane_decoding_requests",
+        "Of those, requests past their first token.",
+        lambda member: member.endpoint.outstanding.decoding,
     )
     by_endpoint(
         "kvlane_pending_prefill_tokens",
@@ -75,6 +104,12 @@ def add_gauges(
         "kvlane_index_tokens",
         "Prompt tokens that an endpoint is thought to hold.",
         lambda member: member.pool.index.held_tokens(member.endpoint),
+    )
+    gauge(
+        "kvlane_index_units",
+        "Distinct units of prompts that the index of a pool knows to be held somewhere.",
+        ("pool",),
+        lambda: (((pool.name,), len(pool.index)) for pool in fleet.pools),
     )
     by_endpoint(
         "kvlane_cache_hit_ratio",
@@ -147,13 +182,22 @@ def add_gauges(
         lambda: (((pool.name,), queue.saturation(clock())) for pool, queue in gate.queues.items()),
     )
     gauge("kvlane_active_requests", "Requests being served.", (), lambda: [((), active())])
-    gauge("kvlane_loop_lag_seconds", "How late the event loop last was.", (), lambda: [((), lag_s())])
     gauge("kvlane_build_info", "1, with the version.", ("version",), lambda: [((version("kvlane"),), 1)])
 
 
-def add_limiter_gauges(metrics: Metrics, limiter: Limiter) -> None:
-    """Let the metrics page show how limits are counted."""
+def add_limiter_gauges(metrics: Metrics, limiter: Limiter, line: Line | None) -> None:
+    """Let the metrics page show how limits are counted, and how the Redis does that gateways share."""
     gauge = metrics.gauge
+
+    def of_redis(name: str, documentation: str, value_of: Callable[[Line], float]) -> None:
+        gauge(name, documentation, (), lambda: [] if line is None else [((), value_of(line))])
+
+    of_redis("kvlane_redis_up", "1 where every Redis answers; none without Redis.", lambda line: float(line.is_up))
+    of_redis("kvlane_redis_calls_total", "Commands sent to Redis.", lambda line: line.counts.calls)
+    of_redis("kvlane_redis_batches_total", "Round trips, greetings included.", lambda line: line.counts.batches)
+    of_redis("kvlane_redis_failures_total", "Commands without an answer.", lambda line: line.counts.failures)
+    of_redis("kvlane_redis_refusals_total", "Commands answered with an error.", lambda line: line.counts.refusals)
+    of_redis("kvlane_redis_timeouts_total", "Times that no answer came in time.", lambda line: line.counts.timeouts)
     gauge(
         "kvlane_limiter_up",
         "1 where limits are shared through Redis and it answers, 0 where it does not; none without Redis.",

@@ -31,6 +31,7 @@ HOP_BY_HOP = frozenset(
 CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"api-key", b"cookie"))
 STEERING = frozenset((b"x-data-parallel-rank", b"x-vllm-priority", b"x-smg-routing-key", b"x-session-id"))
 REWRITTEN = frozenset((b"host", b"accept-encoding", b"content-length", b"content-encoding", b"expect", b"x-request-id"))
+TRACE_CONTEXT = frozenset((b"traceparent", b"tracestate"))
 _NOT_TO_ENGINE = HOP_BY_HOP | CREDENTIALS | STEERING | REWRITTEN
 _NOT_TO_ENGINE_PREFIXES = (b"x-override-", b"x-kvlane-", b"x-ratelimit-")
 _NOT_TO_CLIENT = HOP_BY_HOP | {b"content-length", b"content-encoding", b"x-request-id", b"set-cookie"}
@@ -47,7 +48,8 @@ class _Passage:
     """Remembers which header names pass in one direction."""
 
     def __init__(self, is_open: Callable[[bytes], bool]) -> None:
-        self._is_open = is_open
+        self.is_open = is_open
+        """By a name in lower case."""
         self._known: dict[bytes, bool] = {}
 
     def lines(self, headers: RawHeaders) -> bytes:
@@ -57,7 +59,7 @@ class _Passage:
         for name, value in headers:
             is_open = known.get(name)
             if is_open is None:
-                is_open = self._is_open(name.lower())
+                is_open = self.is_open(name.lower())
                 if len(known) < MAX_SPELLINGS:
                     known[name] = is_open
             if is_open:
@@ -66,14 +68,19 @@ class _Passage:
 
 
 _TO_ENGINE = _Passage(lambda name: name not in _NOT_TO_ENGINE and not name.startswith(_NOT_TO_ENGINE_PREFIXES))
+_TO_ENGINE_TRACED = _Passage(lambda name: name not in TRACE_CONTEXT and _TO_ENGINE.is_open(name))
 _TO_CLIENT = _Passage(lambda name: name not in _NOT_TO_CLIENT and not name.startswith(_NOT_TO_CLIENT_PREFIXES))
 
 
-def lines_to_engine(headers: RawHeaders, connection: Sequence[str]) -> bytes:
-    """Give the header lines of a client that an engine may see; `connection` names more that are hop-by-hop."""
+def lines_to_engine(headers: RawHeaders, connection: Sequence[str], *, is_traced: bool = False) -> bytes:
+    """Give the header lines of a client that an engine may see; `connection` names more that are hop-by-hop.
+
+    Args:
+        is_traced: Whether the engine gets a trace context of ours, in the place of the client's.
+    """
     if connection:
         headers = _without(headers, ",".join(connection).encode("utf-8", "surrogateescape"))
-    return _TO_ENGINE.lines(headers)
+    return (_TO_ENGINE_TRACED if is_traced else _TO_ENGINE).lines(headers)
 
 
 def lines_to_client(headers: RawHeaders, connection: bytes, *, is_stream: bool) -> bytes:

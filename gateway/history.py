@@ -22,8 +22,9 @@ from math import nan
 
 from gateway.fleet import Fleet
 from gateway.gate import Gate
+from gateway.instruments import Counter, Histogram, Labels
 from gateway.members import FleetPool
-from gateway.metrics import QUEUE_BUCKETS, TTFT_BUCKETS, Counter, Histogram, Labels, Metrics
+from gateway.metrics import QUEUE_BUCKETS, TTFT_BUCKETS, Metrics
 from policies.hot import HotPrefixes
 from policies.record import Outcome
 

@@ -19,8 +19,9 @@ from xxhash import xxh3_64_intdigest
 from gateway.classes import Classes
 from gateway.exchange import Exchange
 from gateway.fleet import Fleet, ModelFacts
+from gateway.hops import Hop
 from gateway.relay import Answer
-from gateway.routes import ENGINE_ROUTES
+from gateway.routes import ENGINE_ROUTES, Route
 from gateway.salt import salt_of
 from gateway.tenants import Tenant
 from gateway.tokens import PromptReader, Reading
@@ -45,6 +46,7 @@ class Intake:
         habits: How long answers are; it learns.
         session_header: Names a session, in lower case; None where no header does.
         secret_of: Gives the secret by which a tenant's caches are kept apart; None where they are shared.
+        shape_of: Makes the shape of a prompt, for the doctor; None: nobody asks.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Intake:
         session_header: str | None,
         habits: OutputHabits,
         secret_of: Callable[[Tenant], bytes | None],
+        shape_of: Callable[[Route, dict[str, Any], int], str | None] | None = None,
     ) -> None:
         self._fleet = fleet
         self._reader_of = reader_of
@@ -62,6 +65,7 @@ class Intake:
         self._session_header = session_header
         self._secret_of = secret_of
         self._habits = habits
+        self._shape_of = shape_of
 
     async def read(self, exchange: Exchange, facts: ModelFacts, headers: Mapping[str, str], trace: Trace) -> Standing:
         """Complete the exchange's inference request, and find the pools that it belongs to.
@@ -71,6 +75,7 @@ class Intake:
             ModelNotAllowed: its tenant's caches are kept apart, and no engine of the model can do that on this route.
             Overloaded: it is not known yet whether one can.
         """
+        trace.begin(Hop.TOKENIZE)
         call, route, tenant = exchange.call, exchange.route, exchange.tenant.name
         document = call.document
         reading, key = NO_READING, None
@@ -84,6 +89,8 @@ class Intake:
             root = facts.root_with(salt)
             reading = await self._reader_of(facts.name).read(route, document, root, facts.unit_tokens)
             key = self._key(document, headers, root, reading)
+            if self._shape_of is not None:
+                trace.prefix_shape = self._shape_of(route, document, len(exchange.body))
         call.document = document = None
         prompt_tokens = reading.prompt_tokens
         allowed = call.max_tokens
@@ -104,7 +111,11 @@ class Intake:
             needs=route.path if secret is not None else "",
         )
         trace.prompt_tokens = prompt_tokens
+        trace.service_class = service_class
+        if route.prefills:
+            trace.prefix, trace.unit_tokens, trace.ring_key = reading.prefix, reading.unit_tokens, key
         sure = prompt_tokens if reading.is_exact else int(SURE_SHARE * prompt_tokens)
+        trace.begin(Hop.POOL)
         standing = self._fleet.standing(inference, sure, route.prompt_field)
         trace.pool = standing.own.name
         return standing

@@ -1,6 +1,6 @@
 """Member: an engine of the fleet; FleetPool: those that one policy spreads requests over."""
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -8,6 +8,7 @@ from gateway.config import EndpointConfig, Kind
 from gateway.engines.adapter import ServedModel
 from policies.endpoint import Endpoint, Pool
 from policies.forecast import HitForecast
+from policies.health import State
 from policies.index import PrefixIndex
 from policies.policy import Policy
 from policies.request import InferenceRequest
@@ -32,6 +33,9 @@ class Member:
     kind: Kind | None = None
     """None until it has been asked."""
     leases_total: int = 0
+    entered: Counter[State] = field(default_factory=Counter)
+    """How often it came into each state, as health checks saw it."""
+    restarts: int = 0
     trouble: str = ""
     """What keeps it from being ready, in words; empty where nothing does."""
     listed: tuple[ServedModel, ...] = ()

@@ -1,130 +1,31 @@
 """Every instrument of the program, with unit and labels. The only place that creates instruments.
 
-The hot path writes to plain dictionaries (0.1 us where prometheus_client's own counters cost ten times that); a
-collector reads them when somebody scrapes, and prometheus_client renders the page. Gauges are not kept: they are read
-from the objects they describe, at scrape time.
+They are read when somebody scrapes, and prometheus_client renders the page: in OpenMetrics' format, with exemplars, for
+who asks for that. Gauges are not kept: they are read from the objects they describe, at scrape time. A page of some
+hundred tenants takes 30 ms to render, which would be felt in every stream: so it is read on the loop, metric by metric
+(all of one in the same instant), and rendered off it.
 
 Labels are bounded: endpoints, pools and tenants by the configuration, models by the fleet, the rest by enums; what a
 client makes up becomes `other`.
 """
 
-from bisect import bisect_left
+import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
+from gateway.instruments import MAX_SERIES, Cell, Counter, Gauge, Histogram, Labels, Seen
 from policies.record import Outcome, RequestRecord
 
-MAX_SERIES = 2000  # per instrument: beyond it everything new is counted as `other`
 TTFT_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 40, 80, 160)
 TPOT_BUCKETS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
 E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 20, 30, 45, 60, 90, 120, 300, 600, 1800)
 QUEUE_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 OVERHEAD_BUCKETS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5)
-
-Labels = tuple[str, ...]
-
-
-Cell = list[float]
-
-
-class Counter:
-    """A sum by labels, each kept in a cell of its own that the hot path can hold on to."""
-
-    def __init__(self, name: str, documentation: str, labels: Labels) -> None:
-        self.name = name
-        self.documentation = documentation
-        self.labels = labels
-        self.cells: dict[Labels, Cell] = {}
-
-    def cell(self, labels: Labels) -> Cell:
-        """Give the one-number list that holds the sum for these label values."""
-        cell = self.cells.get(labels)
-        if cell is None:
-            if len(self.cells) >= MAX_SERIES:
-                labels = ("other",) * len(self.labels)
-            cell = self.cells.setdefault(labels, [0.0])
-        return cell
-
-    def add(self, labels: Labels, amount: float = 1) -> None:
-        """Add to the series with these label values."""
-        self.cell(labels)[0] += amount
-
-    def collect(self) -> Metric:
-        """Give the series as prometheus_client renders them."""
-        family = CounterMetricFamily(self.name.removesuffix("_total"), self.documentation, labels=self.labels)
-        for labels, cell in self.cells.items():
-            family.add_metric(labels, cell[0])
-        return family
-
-
-class Distribution:
-    """The values of one series: how many in each bucket, and their sum."""
-
-    __slots__ = ("bounds", "counts", "sum")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
-
-
-class Histogram:
-    """A distribution by labels."""
-
-    def __init__(self, name: str, documentation: str, labels: Labels, bounds: tuple[float, ...]) -> None:
-        self.name = name
-        self.documentation = documentation
-        self.labels = labels
-        self._bounds = bounds
-        self._names = [*(str(float(bound)) for bound in bounds), "+Inf"]
-        self.series: dict[Labels, Distribution] = {}
-
-    def distribution(self, labels: Labels) -> Distribution:
-        """Give the series with these label values."""
-        found = self.series.get(labels)
-        if found is None:
-            if len(self.series) >= MAX_SERIES:
-                labels = ("other",) * len(self.labels)
-            found = self.series.setdefault(labels, Distribution(self._bounds))
-        return found
-
-    def collect(self) -> Metric:
-        """Give the series as prometheus_client renders them."""
-        family = HistogramMetricFamily(self.name, self.documentation, labels=self.labels)
-        for labels, values in self.series.items():
-            buckets = list(zip(self._names, map(float, accumulate(values.counts)), strict=True))
-            family.add_metric(labels, buckets, values.sum)
-        return family
-
-
-class Gauge:
-    """Values that are read when somebody asks; of a name in `_total`, sums that others keep."""
-
-    def __init__(
-        self, name: str, documentation: str, labels: Labels, read: Callable[[], Iterable[tuple[Labels, float]]]
-    ) -> None:
-        self.name = name
-        self.documentation = documentation
-        self.labels = labels
-        self._read = read
-        self._family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-
-    def collect(self) -> Metric:
-        """Read, and give the series as prometheus_client renders them."""
-        family = self._family(self.name.removesuffix("_total"), self.documentation, labels=self.labels)
-        for labels, value in self._read():
-            family.add_metric(labels, value)
-        return family
+LAG_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 
 
 class Metrics:
@@ -133,10 +34,9 @@ class Metrics:
     def __init__(self) -> None:
         self._instruments: list[Counter | Histogram | Gauge] = []
         self._requesters: dict[tuple[str, str], _Requester] = {}
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
+        PlatformCollector(registry=self._process)
         request_labels = ("model", "tenant", "outcome", "status")
         self.requests = self._counter("kvlane_requests_total", "Requests that have ended.", request_labels)
         self.refusals = self._counter("kvlane_refusals_total", "Requests refused by the gateway.", ("code", "tenant"))
@@ -165,6 +65,18 @@ class Metrics:
         self.queue_wait = self._histogram(
             "kvlane_queue_wait_seconds", "Of requests that had to wait for room.", ("class",), QUEUE_BUCKETS
         )
+        self.queue_wait_predicted = self._histogram(
+            "kvlane_queue_wait_predicted_seconds",
+            "Of the same requests, as predicted when they came.",
+            ("class",),
+            QUEUE_BUCKETS,
+        )
+        self.loop_lag = self._histogram(
+            "kvlane_loop_lag_seconds",
+            "How late the event loop was, asked twice a second: what every stream's chunks suffer.",
+            (),
+            LAG_BUCKETS,
+        )
         self.admission_refusals = self._counter(
             "kvlane_admission_refusals_total",
             "Requests told no for want of room: queue_full, queue_wait, deadline, shed, expired.",
@@ -187,7 +99,22 @@ class Metrics:
             "Prompt tokens found in a KV cache: reported by engines, and predicted here.",
             ("source", "model", "tenant"),
         )
+        self.prefix_waste = self._counter(
+            "kvlane_prefix_wasted_tokens_total",
+            "Constant prompt tokens computed again because of what varies before them, estimated: see kvlane doctor.",
+            ("tenant", "finding"),
+        )
         self.log_drops = self._counter("kvlane_access_log_drops_total", "Access log lines dropped.", ())
+        self.traces = self._counter(
+            "kvlane_traces_total",
+            "Requests whose spans are recorded: sampled, or at their end slow or failed.",
+            ("why",),
+        )
+        self.trace_drops = self._counter(
+            "kvlane_trace_drops_total",
+            "Recorded requests whose spans were lost: too many waited (queue), or the collector took none (export).",
+            ("why",),
+        )
 
     def _counter(self, name: str, documentation: str, labels: Labels) -> Counter:
         counter = Counter(name, documentation, labels)
@@ -211,17 +138,22 @@ class Metrics:
         """Let a value be read at scrape time."""
         self._instruments.append(Gauge(name, documentation, labels, read))
 
-    def observe(self, record: RequestRecord) -> None:
-        """Count one finished request. `record.model` is empty, or one that the fleet knows."""
+    def observe(self, record: RequestRecord, trace_id: str | None = None) -> None:
+        """Count one finished request.
+
+        Args:
+            record: Of it; its model is empty, or one that the fleet knows.
+            trace_id: Of its trace, if that is recorded: latencies of it link there.
+        """
         whose = self._requesters.get((record.model, record.tenant))
         if whose is None:
             whose = _Requester(self, record.model or "none", record.tenant)
             if len(self._requesters) < MAX_SERIES:
                 self._requesters[(record.model, record.tenant)] = whose
-        whose.ended(record)
+        whose.ended(record, None if trace_id is None else Seen(trace_id, record.arrived_at + record.e2e_s))
 
     def collect(self) -> Iterator[Metric]:
-        """Give all series; prometheus_client calls it at each scrape."""
+        """Give all series of ours, metric by metric."""
         for instrument in self._instruments:
             yield instrument.collect()
 
@@ -231,8 +163,33 @@ class Metrics:
         Returns:
             The content type and the page.
         """
-        encoder, content_type = choose_encoder(accept)
-        return content_type, encoder(self._registry)
+        return self._rendered([*self.collect()], accept)
+
+    async def page_off_loop(self, accept: str) -> tuple[str, bytes]:
+        """Do the same without holding up the loop."""
+        families = []
+        for family in self.collect():
+            families.append(family)
+            await asyncio.sleep(0)
+        return await asyncio.to_thread(self._rendered, families, accept)
+
+    def _rendered(self, families: list[Metric], accept: str) -> tuple[str, bytes]:
+        try:
+            encoder, content_type = choose_encoder(accept)
+        except TypeError:  # a version that is no number: 1.0.x
+            encoder, content_type = choose_encoder("")
+        return content_type, encoder(_Families([*families, *self._process.collect()]))
+
+
+class _Families(Collector):
+    """What was read."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """Give it to whoever renders it."""
+        return self._families
 
 
 class _Requester:
@@ -267,7 +224,7 @@ class _Requester:
         self._e2e = metrics.e2e.distribution((model,))
         self._dispatch = metrics.dispatch.distribution(())
 
-    def ended(self, record: RequestRecord) -> None:
+    def ended(self, record: RequestRecord, seen: Seen | None) -> None:
         """Count one request."""
         how = (record.outcome, record.status)
         cell = self._requests.get(how)
@@ -279,12 +236,12 @@ class _Requester:
             self._metrics.refusals.add((record.code, self._tenant))
         if not record.tries:
             return
-        self._e2e.observe(record.e2e_s)
-        self._dispatch.observe(record.queue_s)
+        self._e2e.observe(record.e2e_s, seen)
+        self._dispatch.observe(record.queue_s, seen)
         if record.ttft_s is not None:
-            self._ttft.observe(record.ttft_s)
+            self._ttft.observe(record.ttft_s, seen)
         if record.tpot_s is not None:
-            self._tpot.observe(record.tpot_s)
+            self._tpot.observe(record.tpot_s, seen)
         if record.status == 200:
             self._prompt[0] += record.prompt_tokens
             if record.output_tokens is not None:

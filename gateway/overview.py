@@ -20,7 +20,7 @@ from dataclasses import asdict
 from hashlib import blake2b
 from importlib.metadata import version
 from math import isnan
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import orjson
 from aiohttp import web
@@ -30,8 +30,10 @@ from gateway.dashboard import dashboard
 from gateway.fleet import Fleet
 from gateway.gate import Gate
 from gateway.history import EVERY_S, History, short
+from gateway.instruments import Counter
+from gateway.looplag import LoopLag
 from gateway.members import FleetPool, Member
-from gateway.metrics import Counter, Metrics
+from gateway.metrics import Metrics
 from gateway.tenants import Tenants
 from policies.hot import HotPrefix
 from policies.request import BlockHash
@@ -52,14 +54,18 @@ COLUMNS = (*RATES, "hit_ratio", "in_flight", "waiting")
 Rows = list[dict[str, Any]]
 
 
-class Facts(NamedTuple):
-    """What the gateway says of itself."""
+class Busy(Protocol):
+    """Serves requests."""
 
-    active_requests: int
-    in_flight: Mapping[str, int]
-    """Requests by tenant."""
-    loop_lag_s: float
-    is_draining: bool
+    @property
+    def active(self) -> int:
+        """How many."""
+        ...
+
+    @property
+    def in_flight(self) -> Mapping[str, int]:
+        """How many of each tenant."""
+        ...
 
 
 class Overview:
@@ -68,7 +74,8 @@ class Overview:
     Args:
         look: At a tenant's limits.
         clock: Monotonic seconds.
-        facts: Of this gateway, now.
+        busy: The proxy.
+        lag: Of the loop.
         wall: Seconds since 1970.
         key: Of the hashes by which prefixes are named; None: one that is made up.
     """
@@ -81,7 +88,8 @@ class Overview:
         tenants: Tenants,
         look: Look,
         clock: Callable[[], float],
-        facts: Callable[[], Facts],
+        busy: Busy,
+        lag: LoopLag,
         *,
         wall: Callable[[], float] = time.time,
         key: bytes | None = None,
@@ -93,7 +101,9 @@ class Overview:
         self._tenants = tenants
         self._look = look
         self._clock = clock
-        self._facts = facts
+        self._busy = busy
+        self._lag = lag
+        self.is_draining = False
         self._wall = wall
         self._key = key or secrets.token_bytes(32)
         self._version = version("kvlane")
@@ -114,35 +124,35 @@ class Overview:
 
     async def content(self) -> dict[str, Any]:
         """Make it anew."""
-        history, facts = self.history, self._facts()
+        history = self.history
         feed: dict[str, Any] = {
             "version": self._version,
             "at": round(self._wall(), 3),
             "uptime_s": round(history.uptime_s, 1),
             "every_s": EVERY_S,
             "window_s": round(history.window_s, 1),
-            "is_draining": facts.is_draining,
-            "now": self._now(facts),
+            "is_draining": self.is_draining,
+            "now": self._now(),
             "points": self._points(),
             "pools": self._pools(),
             "endpoints": self._endpoints(),
             "endpoints_total": sum(1 for _ in self._fleet.members()),
         }
         await asyncio.sleep(0)  # each part takes a millisecond or two where there is much: streams go first
-        feed |= await self._by_tenant(facts)
+        feed |= await self._by_tenant()
         await asyncio.sleep(0)
         return {**feed, "refusals": self._refusals(), "prefixes": self._prefixes()}
 
     # Parts.
 
-    def _now(self, facts: Facts) -> dict[str, Any]:
+    def _now(self) -> dict[str, Any]:
         points = self.history.points
         last = points[-1] if points else None
         return {
-            "active_requests": facts.active_requests,
+            "active_requests": self._busy.active,
             "in_flight": sum(member.endpoint.outstanding.requests for member in self._fleet.members()),
             "waiting": sum(queue.waiting for queue in self._gate.queues.values()),
-            "loop_lag_s": known(facts.loop_lag_s),
+            "loop_lag_s": known(self._lag.last_s),
             **{rate: None if last is None else known(getattr(last, rate)) for rate in RATES},
             "hit_ratio": None if last is None else known(last.hit_ratio),
             "ttft_s": None if last is None else by_share(last.ttft_s),
@@ -183,7 +193,7 @@ class Overview:
         members = [member for pool in self._fleet.pools for member in pool.members][:MAX_ENDPOINTS]
         return [describe(member, now, sent, failed) for member in members]
 
-    async def _by_tenant(self, facts: Facts) -> dict[str, Any]:
+    async def _by_tenant(self) -> dict[str, Any]:
         """List the tenants that asked for most within the window."""
         metrics = self._metrics
         requests, refused, prompt, output = [
@@ -204,7 +214,7 @@ class Overview:
                 "name": cut(name),
                 "requests": int(requests[name]),
                 "refused": int(refused.get(name, 0)),
-                "in_flight": facts.in_flight.get(name, 0),
+                "in_flight": self._busy.in_flight.get(name, 0),
                 "prompt_tokens": int(prompt.get(name, 0)),
                 "output_tokens": int(output.get(name, 0)),
                 "hit_ratio": share(cached["reported"].get(name, 0.0), prompt.get(name)) if name in told else None,

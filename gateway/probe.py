@@ -138,6 +138,7 @@ class Probe:
                 level, "endpoint %s is %s (was %s)%s", member.endpoint.name, state.value, watch.told_state.value, why
             )
             watch.told_state = state
+            member.entered[state] += 1
         elif is_new and watch.trouble and state is State.STARTING:
             log.warning("endpoint %s is not ready: %s", member.endpoint.name, watch.trouble)
 
@@ -179,6 +180,7 @@ class Probe:
             run = adapter.incarnation(pages)
             if run is not None and watch.run not in (None, run):
                 self._fleet.renew(member)
+                member.restarts += 1
                 watch.models_at = NEVER  # it may serve others now
                 log.warning("endpoint %s has restarted", member.endpoint.name)
             watch.run = run or watch.run

@@ -42,6 +42,7 @@ from gateway.headers import (
     sane_request_id,
 )
 from gateway.homes import Debt
+from gateway.hops import Hop
 from gateway.intake import Intake
 from gateway.lease import Lease
 from gateway.limiter import Limiter
@@ -49,14 +50,17 @@ from gateway.members import Member
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.openai import Call
+from gateway.pings import pinged
 from gateway.relay import Answer, AnswerKind
 from gateway.routes import ENGINE_ROUTES, MODELS_PATH, STORED_RESPONSE, STORED_RESPONSE_METHODS
 from gateway.sections import Listen, Retries, Timeouts
 from gateway.stored import STORED_ROUTE, StoredResponses
 from gateway.tenants import Tenants
 from gateway.trace import CLIENT_LEFT, Trace, kvlane_lines, outcome_of, own_lines
+from gateway.tracing import Tracing
 from gateway.upstream import Upstream
 from policies.endpoint import Endpoint
+from policies.fingerprint import Fingerprinter
 from policies.own import OwnPrefixes
 from policies.pools import Standing
 from policies.record import Outcome, RequestRecord
@@ -77,6 +81,7 @@ class Proxy:
         tenants: Tenants,
         upstream: Upstream,
         stored: StoredResponses,
+        tracing: Tracing,
         models: Models,
         own: OwnPrefixes,
         intake: Intake,
@@ -86,6 +91,7 @@ class Proxy:
         keepalive_s: float | None,
         metrics: Metrics,
         on_record: Callable[[RequestRecord], None],
+        prints: Fingerprinter | None,
         is_draining: Callable[[], bool],
         new_id: Callable[[], str],
         listen: Listen,
@@ -96,6 +102,7 @@ class Proxy:
         self._tenants = tenants
         self._upstream = upstream
         self._stored = stored
+        self._tracing = tracing
         self._models = models
         self._own = own
         self._intake = intake
@@ -105,13 +112,14 @@ class Proxy:
         self._keepalive_s = keepalive_s
         self._metrics = metrics
         self._on_record = on_record
+        self._prints = prints
         self._is_draining = is_draining
         self._new_id = new_id
         self._listen = listen
         self._timeouts = timeouts
         self._max_tries = retries.max_tries
         self._budget = RetryBudget(retries.budget, retries.window_s, retries.floor)
-        self._clock = asyncio.get_running_loop().time
+        self._clock = time.monotonic  # the loop's own, to the microsecond
         self.active = 0
         """Requests that are being served."""
         self.in_flight: Counter[str] = Counter()
@@ -131,6 +139,7 @@ class Proxy:
         if path in ("/healthz", "/readyz"):
             return self._tell_health(client, path)
         trace = Trace(sane_request_id(request.headers) or self._new_id(), path, self._clock())
+        trace.hops = self._tracing.begin(request, trace.arrived_at)
         self.active += 1
         try:
             return await self._serve(request, path, client, trace)
@@ -175,6 +184,7 @@ class Proxy:
             return client.reply(200, JSON + own_lines(trace), self._models.answer(path, tenant))
         check_method(request.method, ("POST",) if stored is None else STORED_RESPONSE_METHODS[stored["rest"]])
         check_length(request, self._listen.max_body_bytes)
+        trace.begin(Hop.RECEIVE)
         client.go_on()
         body = await read_body(request, self._listen.max_body_bytes, self._listen.body_timeout_s)
         if stored is not None:
@@ -212,8 +222,14 @@ class Proxy:
     ) -> StreamResponse:
         """Try endpoint after endpoint until one serves."""
         tried: set[Endpoint] = set()
-        place = await self._enter(exchange, standing, client, trace)
-        trace.predicted_wait_s = place.predicted_wait_s
+        trace.begin(Hop.QUEUE)
+        self._tracing.explain(trace.hops, exchange.inference, standing, tried)
+        came_at = self._clock()
+        try:
+            place = await self._enter(exchange, standing, client, trace)
+        finally:
+            trace.waited_s = self._clock() - came_at
+        trace.admitted(place.predicted_wait_s, has_waited=place.has_waited)
         with place:
             while True:
                 with place.lease as lease:
@@ -228,6 +244,8 @@ class Proxy:
                     self._metrics.retries_denied.add(())
                     return self._give_up(failure, client, trace)
                 self._metrics.retries.add((failure.kind,))
+                trace.begin(Hop.CHOOSE)
+                self._tracing.explain(trace.hops, exchange.inference, standing, tried)
                 try:
                     place.move(self._fleet.lease(exchange.inference, standing, tried))
                 except Overloaded:
@@ -240,21 +258,12 @@ class Proxy:
         every_s = self._keepalive_s
         if every_s is None or not exchange.call.is_stream or not exchange.route.has_usage_chunk:
             return await self._gate.enter(exchange.inference, standing)
-        loop = asyncio.get_running_loop()
-        timers: list[asyncio.TimerHandle] = []
-
-        def ping() -> None:
-            client.ping(EVENT_STREAM_LINES + own_lines(trace))
-            timers[:] = [loop.call_later(every_s, ping)]
-
-        timers.append(loop.call_later(every_s, ping))
-        try:
+        with pinged(client, every_s, lambda: EVENT_STREAM_LINES + own_lines(trace)):
             return await self._gate.enter(exchange.inference, standing)
-        finally:
-            timers[0].cancel()
 
     async def _try_on(self, member: Member, exchange: Exchange, client: ClientAnswer, trace: Trace) -> StreamResponse:
         """Try the one endpoint that can serve this."""
+        trace.begin(Hop.CHOOSE)
         with self._fleet.lease_on(member, exchange.inference) as lease:
             result = await self._try(lease, exchange, client, trace, lease)
         return self._give_up(result, client, trace) if isinstance(result, Failure) else result
@@ -268,11 +277,7 @@ class Proxy:
         told: Admitted | Lease,
     ) -> StreamResponse | Failure:
         """Send to one endpoint; relay what it answers, or say why not. `told` hears of the first token."""
-        trace.tries += 1
-        trace.choice = lease.choice
-        trace.pool = lease.member.pool.name
-        if trace.dispatched_at is None:
-            trace.dispatched_at = self._clock()
+        trace.tried(lease.choice, lease.member.pool.name, lease.member.kind, self._clock())
         self._metrics.endpoint_requests.add((lease.endpoint.name, lease.choice.reason.value))
         answer = Answer(exchange.route.shape, hides_usage=exchange.call.hides_usage, on_first_token=told.first_token)
         in_flight = lease.member.in_flight
@@ -286,6 +291,7 @@ class Proxy:
             if answer.is_good:
                 return await self._relay(answer, lease, exchange, client, trace)
             failure = judge(answer, lease)
+            trace.failed(failure.kind, answer.head.status)
             trace.has_left = failure.kind == "deadline" and exchange.sets_deadline
             lease.refused()
         finally:
@@ -308,16 +314,16 @@ class Proxy:
         if exchange.tenant.kvlane_headers:
             lines += kvlane_lines(trace, self._own_tokens(exchange))
         trace.is_stream = is_stream
+        trace.begin(Hop.FIRST_TOKEN if is_stream else Hop.STREAM)
         exchange.body = b""  # a long stream must not keep a long prompt in memory
         try:
             answer.deliver(client, lines, self._timeouts.idle_s)
             response = await answer.relayed()
         finally:
-            if exchange.route is not STORED_ROUTE:
-                trace.usage, trace.counted_tokens = answer.usage, answer.counted_tokens
-            trace.first_token_at = answer.first_token_at
-            trace.last_byte_at = answer.last_byte_at
-            if answer.response_id is not None and exchange.route is STORED_ROUTE:
+            is_own = exchange.route is not STORED_ROUTE
+            used = (answer.usage, answer.counted_tokens) if is_own else (None, 0)
+            trace.relayed(*used, answer.first_token_at, answer.last_byte_at)
+            if answer.response_id is not None and not is_own:
                 self._stored.settle(answer.response_id, exchange, answer.usage, trace)
             elif answer.response_id is not None:
                 debt = Debt(trace.model, trace.counted_tokens) if answer.usage is None else None
@@ -328,6 +334,7 @@ class Proxy:
             lease.failed()
             kind = "stalled" if isinstance(answer.error, Stalled) else "cut"
             self._metrics.endpoint_failures.add((lease.endpoint.name, kind))
+            trace.failed(kind, answer.head.status)
             trace.outcome = Outcome.FAILED
             trace.code = "stream_broken"
         else:
@@ -347,8 +354,6 @@ class Proxy:
         if client.is_pinged:
             trace.outcome = outcome_of(failure.answer.status)
         return client.reply(failure.answer.status, failure.lines + own_lines(trace), failure.answer.body)
-
-    # Small parts.
 
     def _own_tokens(self, exchange: Exchange) -> int | None:
         """Count what a tenant has sent before of the prompt that is served to it now; None: there are no others."""
@@ -370,6 +375,7 @@ class Proxy:
 
     async def _reserve(self, exchange: Exchange, model: str, trace: Trace) -> None:
         """Reserve what a request may come to; `_settle` says what it came to, whatever happens."""
+        trace.begin(Hop.LIMIT)
         tenant = exchange.tenant
         if not self._limiter.quotas_of(tenant, model):
             return
@@ -386,6 +392,8 @@ class Proxy:
         trace.status = client.status
         if trace.outcome is Outcome.DISCONNECTED and client.status and not trace.has_left:
             trace.outcome = outcome_of(client.status)
-        if trace.on_end is not None:
-            trace.on_end()
-        self._on_record(trace.finish(self._clock()))
+        trace.begin(Hop.SETTLE)
+        trace.ended()
+        record = trace.finish(self._clock(), self._prints)
+        record.trace_id = self._tracing.end(trace, record)
+        self._on_record(record)

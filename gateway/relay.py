@@ -20,6 +20,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from enum import Enum
+from time import monotonic  # to the microsecond, where the loop's own clock counts milliseconds
 from typing import Any
 
 from aiohttp.web import StreamResponse
@@ -88,7 +89,7 @@ class Answer:
         self._on_first_token = on_first_token
         self.opened: asyncio.Future[None] = loop.create_future()
         """Done when it is known what this answer is: good, bad or broken."""
-        self.last_byte_at = loop.time()
+        self.last_byte_at = monotonic()
         self._held: list[bytes] = []
 
     # What upstream tells.
@@ -112,7 +113,7 @@ class Answer:
 
     def on_body(self, data: bytes) -> None:
         """Hold, or relay."""
-        self.last_byte_at = self._loop.time()
+        self.last_byte_at = monotonic()
         if self._unpacker is not None:
             try:
                 data = self._unpacker.feed(data)
@@ -191,7 +192,7 @@ class Answer:
         """How long nothing has come from the engine; 0 while it is the client that is slow."""
         if self.connection is not None and self.connection.is_paused:
             return 0.0
-        return self._loop.time() - self.last_byte_at
+        return monotonic() - self.last_byte_at
 
     @property
     def held(self) -> bytes:
@@ -324,7 +325,7 @@ class Answer:
 
     def _resume(self) -> None:
         if self.connection is not None:
-            self.last_byte_at = self._loop.time()
+            self.last_byte_at = monotonic()
             self.connection.resume()
 
     def _note_first_token(self) -> None:
@@ -372,7 +373,7 @@ class Answer:
     def _check_idle(self) -> None:
         if self._response is not None:
             return
-        if self._client is not None and self._client.is_stuck(self._loop.time()):
+        if self._client is not None and self._client.is_stuck(monotonic()):
             self._drop_client(self._client)
         elif self.quiet_s < self._idle_s:
             self._idle_timer = self._loop.call_later(self._idle_s - self.quiet_s, self._check_idle)

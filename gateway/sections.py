@@ -6,6 +6,7 @@ Frozen, and strict about unknown keys; keys carry their unit. `config.py` puts t
 import re
 from pathlib import Path
 from typing import Annotated, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
@@ -135,6 +136,70 @@ class AccessLog(Section):
     """One JSON line a request."""
 
     path: str | None = Field(None, description="File to append to, `-` for standard output; none by default.")
+    max_bytes: Annotated[int, Field(ge=4096), BeforeValidator(no_bool)] | None = Field(
+        256 * MEBIBYTE,
+        description="A file of so many bytes is moved to FILE.1, that to FILE.2, and so on. None: only others move it, "
+        "logrotate for one; that is followed either way, without a signal.",
+    )
+    keep: Annotated[Count, Field(le=1000)] = Field(4, description="Files kept beside it; older ones are deleted.")
+    key: Annotated[str, Field(pattern=r"^[!-~]{16,64}$")] | None = Field(
+        None,
+        repr=False,
+        description="By which fingerprints of prompts are hashed: logs with the same can be compared. None: one that "
+        "is made up once, and kept in FILE.key.",
+    )
+
+
+class TracingConfig(Section):
+    """Spans of requests, sent to a collector."""
+
+    endpoint: str | None = Field(
+        None,
+        description="Where it takes OTLP over HTTP, http://host:4318; /v1/traces is added where there is no path. "
+        "None: no tracing.",
+    )
+    headers: dict[str, str] = Field({}, repr=False, description="Sent along: a token, mostly.")
+    timeout_s: Seconds = Field(10, description="For a batch to be taken, further tries included; then it is lost.")
+    ratio: Share = Field(
+        0.01, description="Of requests that are recorded from the start; engines are told, in traceparent."
+    )
+    slow_s: Seconds | None = Field(
+        10, description="Whatever takes longer to its first token is recorded at its end, like all that fails."
+    )
+    honors_clients: bool = Field(
+        True, description="Whether a client's own traceparent goes before `ratio`. Off: where strangers call."
+    )
+    service_name: Annotated[str, Field(min_length=1)] = Field("kvlane", description="Whose spans these are.")
+    max_queued: Count = Field(2048, description="Requests whose spans wait to be sent; more are dropped, and counted.")
+
+    @field_validator("endpoint")
+    @classmethod
+    def _is_http(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+            raise ValueError("must be http://host:port or https://host:port, without a user")
+        return value if parts.path.strip("/") else value.rstrip("/") + "/v1/traces"
+
+    @field_validator("headers")
+    @classmethod
+    def _fit_a_header(cls, value: dict[str, str]) -> dict[str, str]:
+        if not all(re.fullmatch(r"[A-Za-z0-9-]+", name) and re.fullmatch(r"[ -~]*", value[name]) for name in value):
+            raise ValueError("must be names of headers, each with one line of visible ASCII")
+        return value
+
+
+class Doctor(Section):
+    """Who looks for what keeps prompts from being found in prefix caches."""
+
+    enabled: bool = Field(True, description="Off: nothing is computed, logged or found.")
+    per_second: Seconds = Field(
+        20, description="Prompts looked at, at most; never more than 1 % of a core goes into making their shapes."
+    )
+    examples: bool = Field(
+        False, description="Whether lines that vary are kept as text, with what varies masked, for /admin/doctor."
+    )
 
 
 class Accounting(Section):
@@ -154,6 +219,28 @@ class Routing(Section):
     session_header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")] | None = Field(
         None, description="A request header that names a session: it takes the place of the system prompt on the ring."
     )
+
+
+class Scaling(Section):
+    """What the signals for an autoscaler aim at."""
+
+    ttft_slo_s: Seconds = Field(
+        2.0, description="To the first token, of a stream; per token it is admission.tpot_slo_s."
+    )
+    attainment: Share = Field(
+        0.95, description="Share of streams that should keep to each; of fewer, more is asked for."
+    )
+    utilization: Annotated[Share, Field(gt=0)] = Field(0.8, description="How busy engines should be.")
+    drain_s: Seconds = Field(10, description="Within so long all that waits should be done.")
+    calm_s: Seconds = Field(300, description="For so long fewer engines must have done before fewer are asked for.")
+    min_replicas: Count = Field(1, description="Of a pool; fewer are never asked for.")
+    max_replicas: Count | None = Field(None, description="Of a pool; more are never asked for. None: no such bound.")
+
+    @model_validator(mode="after")
+    def _bounds_leave_room(self) -> Self:
+        if self.max_replicas is not None and self.max_replicas < self.min_replicas:
+            raise ValueError("max_replicas must not be less than min_replicas")
+        return self
 
 
 class ClassConfig(Section):

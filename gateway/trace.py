@@ -1,4 +1,4 @@
-"""One measurement of one request, told to metrics, the access log and the response headers alike.
+"""One measurement of one request, told to metrics, the access log, spans and the response headers alike.
 
 A Trace collects facts and times while a request lives; `finish` makes the record of it. Times are monotonic seconds.
 """
@@ -6,10 +6,14 @@ A Trace collects facts and times while a request lives; `finish` makes the recor
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
+from gateway.hops import Hop, Hops
 from gateway.usage import Usage
+from policies.fingerprint import Fingerprinter
 from policies.policy import Choice, Reason
 from policies.record import Outcome, RequestRecord
+from policies.request import BlockHash
 
 CLIENT_LEFT = 499  # nobody is told; it is how logs and metrics call it
 _OUTCOMES = {429: Outcome.REFUSED, 503: Outcome.REFUSED, CLIENT_LEFT: Outcome.DISCONNECTED}
@@ -32,9 +36,16 @@ class Trace:
     dispatched_at: float | None = None
     predicted_wait_s: float | None = None
     """In the queue, as predicted when it came."""
+    waited_s: float | None = None
+    """In the queue; None where it never came there."""
+    service_class: str | None = None
+    prefix: tuple[BlockHash, ...] = ()
+    unit_tokens: int | None = None
+    ring_key: BlockHash | None = None
     first_token_at: float | None = None
     last_byte_at: float | None = None
     prompt_tokens: int = 0
+    prefix_shape: str | None = None
     counted_tokens: int = 0
     """Of output, as they were seen to pass: all that is known where the engine does not tell."""
     limit_lines: bytes = b""
@@ -48,22 +59,72 @@ class Trace:
     """Called once it is known how it ended."""
     outcome: Outcome = Outcome.DISCONNECTED
     """Until something else is known: a request that ends without a word has lost its client."""
+    hops: Hops | None = None
+    """Where its time went; None where nobody would ever be told."""
 
-    def finish(self, now: float) -> RequestRecord:
-        """Make the record of a request that has ended."""
+    def begin(self, hop: Hop) -> None:
+        """Note that a stage of its life begins."""
+        if self.hops is not None:
+            self.hops.begin(hop)
+
+    def admitted(self, predicted_wait_s: float | None, *, has_waited: bool) -> None:
+        """Note that it was let in, and what its wait was predicted to be."""
+        self.predicted_wait_s = predicted_wait_s
+        if self.hops is not None:
+            self.hops.admitted(has_waited=has_waited)
+
+    def tried(self, choice: Choice, pool: str, kind: Enum | None, at: float) -> None:
+        """Note that a try begins, at an engine of such a kind."""
+        self.tries += 1
+        self.choice, self.pool = choice, pool
+        if self.dispatched_at is None:
+            self.dispatched_at = at
+        if self.hops is not None:
+            self.hops.attempt(choice, kind, at)
+
+    def failed(self, failure: str, status: int) -> None:
+        """Note why the try that runs did not serve, and the status of its engine's answer; 0: there was none."""
+        if self.hops is not None:
+            self.hops.failed(failure, status)
+
+    def relayed(
+        self, usage: Usage | None, counted_tokens: int, first_token_at: float | None, last_byte_at: float
+    ) -> None:
+        """Note what came of an answer that was handed over, to the end or not."""
+        self.usage, self.counted_tokens = usage, counted_tokens
+        self.first_token_at, self.last_byte_at = first_token_at, last_byte_at
+        if self.hops is not None:
+            if first_token_at is not None:
+                self.hops.begin(Hop.STREAM, first_token_at)
+            self.hops.begin(Hop.SETTLE)
+
+    def ended(self) -> None:
+        """Call `on_end`, once; what it holds is let go of."""
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end()
+
+    def finish(self, now: float, prints: Fingerprinter | None = None) -> RequestRecord:
+        """Make the record of a request that has ended.
+
+        Args:
+            prints: Makes the fingerprint of its prompt; None: it gets none.
+        """
         usage = self.usage
         output_tokens = usage.output_tokens if usage is not None else None
         if output_tokens is None:
             output_tokens = self.counted_tokens or None
         prompt_tokens = usage.prompt_tokens if usage is not None else None
-        ttft_s = tpot_s = None
+        unix_s = time.time() - now  # of what is told in Unix time
+        ttft_s = tpot_s = first_token_at = None
         if self.is_stream and self.first_token_at is not None:
+            first_token_at = unix_s + self.first_token_at
             ttft_s = self.first_token_at - self.arrived_at
             if self.last_byte_at is not None and output_tokens is not None and output_tokens > 1:
                 tpot_s = (self.last_byte_at - self.first_token_at) / (output_tokens - 1)
         return RequestRecord(
             id=self.id,
-            arrived_at=time.time() - (now - self.arrived_at),
+            arrived_at=unix_s + self.arrived_at,
             tenant=self.tenant,
             model=self.model,
             route=self.route,
@@ -83,6 +144,16 @@ class Trace:
             output_tokens=output_tokens,
             cached_tokens=usage.cached_tokens if usage is not None else None,
             predicted_cached_tokens=self.choice.cached_tokens if self.choice is not None else None,
+            dispatched_at=None if self.dispatched_at is None else unix_s + self.dispatched_at,
+            first_token_at=first_token_at,
+            finished_at=unix_s + now,
+            waited_s=self.waited_s,
+            predicted_wait_s=self.predicted_wait_s,
+            service_class=self.service_class,
+            prefix="" if prints is None else prints.of(self.prefix),
+            unit_tokens=self.unit_tokens,
+            ring_key=None if prints is None or self.ring_key is None else prints.mark(self.ring_key),
+            prefix_shape=self.prefix_shape,
         )
 
 

@@ -17,9 +17,10 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from loadtests.doors import Admission
+from loadtests.logtrace import BrokenLog, own_rate, rows, span_s
 from loadtests.results import Result
 from loadtests.rules.catalog import NAMES
-from loadtests.scenario import load, names
+from loadtests.scenario import BARE, Scenario, load, names
 from loadtests.sweep import Case, Finding, sweep
 
 DEFAULT_POLICIES = ("round_robin", "least_requests", "bounded_load", "least_work")
@@ -49,7 +50,14 @@ def spread(words: Sequence[str]) -> list[str]:
 
 
 def simulate(
-    scenario: Annotated[str, typer.Argument(help=f"{', '.join(names())}; or a YAML file of the same form.")],
+    scenario: Annotated[
+        str | None, typer.Argument(help=f"{', '.join(names())}; or a YAML file of the same form.")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="An access log of kvlane: its requests, on the scenario's fleet (or 8 of bench-8b)."),
+    ] = None,
+    endpoints: Annotated[int | None, typer.Option(min=1, help="Engines, not as many as the scenario has.")] = None,
     policy: Annotated[
         list[str], typer.Option(help=f"One or several of {', '.join(NAMES)}.", show_default=False)
     ] = list(DEFAULT_POLICIES),  # noqa: B006  typer copies it
@@ -84,6 +92,9 @@ def simulate(
     ] = 0,
     rate: Annotated[float | None, typer.Option(min=0.001, help="Requests per second, not the scenario's.")] = None,
     max_rate: Annotated[bool, typer.Option("--max-rate", help="Find the highest rate within the SLO.")] = False,
+    access_log: Annotated[
+        Path | None, typer.Option(help="Write the access log that the gateway would have written, of one policy.")
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the numbers there; - is standard output.")] = None,
     processes: Annotated[int, typer.Option(min=1, help="Simulations at once.")] = 2,
 ) -> None:
@@ -91,10 +102,9 @@ def simulate(
     unknown = [name for name in policy if name not in NAMES]
     if unknown:
         raise typer.BadParameter(f"no policy {unknown[0]!r}: {', '.join(NAMES)}", param_hint="--policy")
-    try:
-        wanted = load(scenario)
-    except (LookupError, ValidationError) as exc:
-        raise typer.BadParameter(str(exc).strip("'\""), param_hint="SCENARIO") from exc
+    wanted = experiment(scenario, trace, endpoints)
+    if access_log is not None and (len(policy) > 1 or len(seed) > 1 or max_rate):
+        raise typer.BadParameter("it is of one run: say one --policy and one --seed", param_hint="--access-log")
     if long_pool >= wanted.fleet.endpoints:
         raise typer.BadParameter("it leaves nobody for the others", param_hint="--long-pool")
     if admission is Admission.FLOW and share is Share.EVENTS:
@@ -113,6 +123,7 @@ def simulate(
             admission,
             limit,
             smoothing_ms / 1e3,
+            access_log,
             max_rate,
         )
         for name in policy
@@ -132,6 +143,25 @@ def simulate(
     if max_rate:
         console.print(rates_table(findings))
     console.print(runs_table([result for finding in findings for result in finding.runs]))
+
+
+def experiment(scenario: str | None, trace: Path | None, endpoints: int | None) -> Scenario:
+    """Read what is to be simulated, or say in a line what is wrong with it."""
+    if scenario is None and trace is None:
+        raise typer.BadParameter(f"say one of {', '.join(names())}, a YAML file, or --trace", param_hint="SCENARIO")
+    try:
+        wanted = BARE if scenario is None else load(scenario)
+    except (LookupError, ValidationError) as exc:
+        raise typer.BadParameter(str(exc).strip("'\""), param_hint="SCENARIO") from exc
+    if trace is not None:
+        try:
+            past = rows(trace)
+        except (OSError, BrokenLog) as exc:
+            raise typer.BadParameter(str(exc), param_hint="--trace") from exc
+        wanted = wanted.replaying(trace, own_rate(past), span_s(past))
+    if endpoints is not None:
+        wanted = wanted.model_copy(update={"fleet": wanted.fleet.model_copy(update={"endpoints": endpoints})})
+    return wanted
 
 
 def as_json(findings: Sequence[Finding]) -> dict[str, object]:

@@ -239,6 +239,8 @@ class Replica:
 
     def _key(self, job: Job) -> BlockHash | None:
         """Give what the request goes by on the ring."""
+        if job.ring is not None:
+            return BlockHash(job.ring)
         system, opening = _named(job, job.system_tokens), _named(job, job.opening_tokens)
         match self._ring_key:
             case RingKey.ANSWERED:

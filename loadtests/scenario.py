@@ -133,7 +133,16 @@ class Azure(Part):
     """What at least of a prompt is not shared."""
 
 
-Workload = Annotated[Singles | Talks | Dirty | Overload | Groups | Mooncake | Azure, Field(discriminator="kind")]
+class Logged(Part):
+    """What an access log tells of."""
+
+    kind: Literal["log"]
+    path: Path
+
+
+Workload = Annotated[
+    Singles | Talks | Dirty | Overload | Groups | Mooncake | Azure | Logged, Field(discriminator="kind")
+]
 
 
 class Fleet(Part):
@@ -218,6 +227,21 @@ class Scenario(Part):
         else:
             stage = counted[0]
         return (*before, stage.model_copy(update={"rate": rate}))
+
+    def replaying(self, path: Path, rate: float, span_s: float) -> "Scenario":
+        """Give the same with the requests of a log, all of them counted."""
+        changes = {
+            "name": path.name,
+            "about": f"the requests of {path}",
+            "workload": Logged(kind="log", path=path),
+            "stages": (Stage(rate=rate, arrivals_s=span_s),),
+            "bracket": (rate / 2, rate * 2),
+        }
+        return self.model_copy(update=changes)
+
+
+BARE = Scenario(name="bare", about="nothing yet", workload=Mooncake(kind="mooncake"), stages=(), bracket=(1.0, 2.0))
+"""A fleet for a log: engines and objective as they are where nothing is said."""
 
 
 def names() -> list[str]:

@@ -20,12 +20,14 @@ from random import Random
 
 from loadtests.doors import Admission
 from loadtests.engine import EngineModel
+from loadtests.logged import Life, record_of
 from loadtests.replica import Placement, Replica, Verdict
 from loadtests.results import Result, Tally
 from loadtests.scenario import Scenario, Stage
 from loadtests.sequence import Event, Generation, What
 from loadtests.sources import source
 from loadtests.workloads import Job
+from policies.record import RequestRecord
 
 SCRAPE_S = 0.2  # as llm-d and we poll the engines
 SAMPLE_S = 1.0
@@ -37,13 +39,9 @@ GIVE_UP_SHARE = 0.08  # of the requests to be expected: if so many missed the ob
 class Live:
     """A request on its way."""
 
-    job: Job
-    arrived_at: float
+    life: Life
     is_counted: bool
     replica: Replica
-    placement: Placement | None = None
-    """None while it waits in the gateway."""
-    first_at: float = inf
 
 
 @dataclass(eq=False, slots=True)
@@ -65,6 +63,7 @@ class Simulation:
         told_after_s: Until the others know, where they are told.
         work_factor, long_endpoints, admission, limit, smoothing_s: As in `Replica`.
         on_progress: Told the virtual seconds that have passed since the last time.
+        on_record: Told of each request that has ended.
     """
 
     def __init__(
@@ -82,6 +81,7 @@ class Simulation:
         limit: float | None = None,
         smoothing_s: float = 0.0,
         on_progress: Callable[[float], None] = lambda seconds: None,
+        on_record: Callable[[RequestRecord], None] | None = None,
     ) -> None:
         self._scenario, self._policy, self._seed, self._share = scenario, policy, seed, share
         self._told_after_s = told_after_s
@@ -106,6 +106,7 @@ class Simulation:
         ]
         self._doors = Random(f"doors {seed}")
         self._on_progress = on_progress
+        self._on_record = on_record
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._live: dict[int, Live] = {}
@@ -193,7 +194,7 @@ class Simulation:
         if is_counted:
             self._tally.arrive(job)
         replica = self.replicas[int(self._doors.random() * len(self.replicas))]
-        self._live[id] = Live(job, self._now, is_counted, replica)
+        self._live[id] = Live(Life(job, self._now), is_counted, replica)
         self._obey(replica, replica.arrive(id, job, self._now))
         if replica.queues:
             self._watch(replica)
@@ -224,12 +225,13 @@ class Simulation:
         self.refused += 1
         if live.is_counted:
             self._tally.refuse(is_too_long)
+        self._note(id, live)
 
     def _submit(self, id: int, replica: Replica, placement: Placement) -> None:
         """Let an engine have a request."""
         live = self._live[id]
-        job = live.job
-        live.placement = placement
+        job = live.life.job
+        live.life.placement, live.life.sent_at = placement, self._now
         node = self._nodes[placement.place]
         generation = Generation(id, job.prompt_tokens, job.output_tokens, job.output_tokens, job.blocks)
         if node.engine.submit(generation, self._now) is not None:
@@ -238,7 +240,7 @@ class Simulation:
             return
         if live.is_counted and placement.ticket is not None:
             self._tally.wait(job, placement.ticket.waited_s, placement.ticket.predicted_wait_s)
-        cached = placement.charges[replica].cached_tokens
+        cached = live.life.expected_tokens = placement.charges[replica].cached_tokens
         self._tell(replica, lambda other, now: other.hear_dispatch(placement, cached, now))
         self._wake(node)
 
@@ -265,21 +267,28 @@ class Simulation:
         """Bring the news of an engine to the gateway that sent the request, and from there to the others."""
         assert isinstance(event.id, int)
         live = self._live[event.id]
-        placement = live.placement
+        life, placement = live.life, live.life.placement
         assert placement is not None
         if event.what is What.FIRST_TOKEN:
-            live.first_at = self._now
+            life.first_at = self._now
             self._obey(live.replica, live.replica.first_token(placement, self._now))
             self._tell(live.replica, lambda other, now: other.first_token(placement, now))
         elif event.what is What.FINISHED:
             del self._live[event.id]
             self.finished += 1
-            self._obey(live.replica, live.replica.finish(placement, live.job.output_tokens, self._now))
+            self._obey(live.replica, live.replica.finish(placement, life.job.output_tokens, self._now))
             self._tell(live.replica, lambda other, now: other.finish(placement, None, now))
+            life.cached_tokens = event.cached_tokens
             if live.is_counted:
-                ttft_s, e2e_s = live.first_at - live.arrived_at, self._now - live.arrived_at
-                self._tally.finish(live.job, event.cached_tokens, ttft_s, e2e_s)
-            self._go_on(live.job)
+                assert life.first_at is not None
+                ttft_s, e2e_s = life.first_at - life.arrived_at, self._now - life.arrived_at
+                self._tally.finish(life.job, event.cached_tokens, ttft_s, e2e_s)
+            self._note(event.id, live)
+            self._go_on(life.job)
+
+    def _note(self, id: int, live: Live) -> None:
+        if self._on_record is not None:
+            self._on_record(record_of(id, live.life, self._now))
 
     def _go_on(self, job: Job) -> None:
         """Let the next turn of a conversation come when the answer has been read, if it comes before the end."""

@@ -1,6 +1,7 @@
 """Scenario's workload -> what makes its requests."""
 
-from loadtests.scenario import Azure, Dirty, Groups, Mooncake, Overload, Singles, Talks, Workload
+from loadtests.logtrace import LogSource
+from loadtests.scenario import Azure, Dirty, Groups, Logged, Mooncake, Overload, Singles, Talks, Workload
 from loadtests.traces import AzureSource, MooncakeSource
 from loadtests.workloads import DirtySource, GroupSource, OverloadSource, SingleSource, Source, TalkSource, Texts
 
@@ -23,3 +24,5 @@ def source(workload: Workload, seed: str) -> Source:
             return MooncakeSource(seed)
         case Azure():
             return AzureSource(workload, seed, texts)
+        case Logged():
+            return LogSource(workload.path, seed)

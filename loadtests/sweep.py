@@ -3,13 +3,16 @@
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
 from multiprocessing.queues import Queue
+from pathlib import Path
 from queue import Empty
 
 from loadtests.doors import Admission
+from loadtests.logged import Log
 from loadtests.results import Result
 from loadtests.scenario import Scenario, Stage
 from loadtests.simulate import TOLD_AFTER_S, Simulation
@@ -39,6 +42,8 @@ class Case:
     """Of the admission rule, in place of its own."""
     smoothing_s: float = 0.0
     """For so long the gateway's own queue holds bursts together."""
+    log: Path | None = None
+    """Where what the gateways would have logged is written."""
     is_max_rate: bool = False
     """Look for the highest rate within the objective."""
 
@@ -157,25 +162,28 @@ def _simulate(
         passed_s += seconds
         progress(min(1.0, passed_s / whole_s))
 
-    simulation = Simulation(
-        case.scenario,
-        case.policy,
-        seed=case.seed,
-        gateways=case.gateways,
-        share=case.share,
-        told_after_s=case.told_after_s,
-        work_factor=case.work_factor,
-        long_endpoints=case.long_endpoints,
-        admission=case.admission,
-        limit=case.limit,
-        smoothing_s=case.smoothing_s,
-        on_progress=on_progress,
-    )
-    results = []
-    for stage in stages:
-        result = simulation.run(stage, give_up and stage.is_counted)
-        if result is None:
-            return None
-        if stage.is_counted:
-            results.append(result)
-    return results
+    with ExitStack() as stack:
+        log = None if case.log is None else stack.enter_context(Log(case.log))
+        simulation = Simulation(
+            case.scenario,
+            case.policy,
+            seed=case.seed,
+            gateways=case.gateways,
+            share=case.share,
+            told_after_s=case.told_after_s,
+            work_factor=case.work_factor,
+            long_endpoints=case.long_endpoints,
+            admission=case.admission,
+            limit=case.limit,
+            smoothing_s=case.smoothing_s,
+            on_progress=on_progress,
+            on_record=None if log is None else log.write,
+        )
+        results = []
+        for stage in stages:
+            result = simulation.run(stage, give_up and stage.is_counted)
+            if result is None:
+                return None
+            if stage.is_counted:
+                results.append(result)
+        return results

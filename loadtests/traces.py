@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 from math import ceil
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import orjson
 
@@ -23,6 +23,28 @@ from loadtests.workloads import Job, Library, Texts
 
 HASHED_TOKENS = 512  # what one of Mooncake's ids stands for
 COPY_IDS = 1 << 20  # ids of one copy; the trace has 183,000
+
+
+class Past(Protocol):
+    """A request that came once, and is to come again."""
+
+    @property
+    def at(self) -> float:
+        """Seconds after the first."""
+        ...
+
+    @property
+    def hash_ids(self) -> tuple[int, ...]:
+        """What it begins with; empty where that is not known."""
+        ...
+
+    @property
+    def session(self) -> int:
+        """What tells it from those it shares nothing with."""
+        ...
+
+
+P = TypeVar("P", bound=Past)
 
 
 class Row(NamedTuple):
@@ -71,7 +93,7 @@ def azure() -> tuple[Row, ...]:
     )
 
 
-def superpose(rows: Sequence[Row], rate: float, duration_s: float, seed: str) -> Iterator[tuple[float, int, Row]]:
+def superpose(rows: Sequence[P], rate: float, duration_s: float, seed: str) -> Iterator[tuple[float, int, P]]:
     """Give a trace's rows at another rate, as (time, copy, row), in order of time."""
     length = rows[-1].at + 1e-3
     copies = ceil(rate * length / len(rows))

@@ -50,6 +50,8 @@ class Job(NamedTuple):
     talk: "Talk | None" = None
     """The conversation it is a turn of."""
     service_class: str = ""
+    ring: int | None = None
+    """What it goes by on the ring, where that is known and has not to be reckoned."""
 
     def beginning(self, tokens: int) -> int:
         """Name its first `tokens` tokens by the last full block of them."""

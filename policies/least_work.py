@@ -96,6 +96,19 @@ class LeastWork:
         cached_tokens = min(units * request.unit_tokens, request.prompt_tokens - _least_uncached(request))
         return Choice(chosen, reason, cached_tokens, self._cost_s(request, chosen, units, now)[1])
 
+    def reckoned(
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], now: float
+    ) -> list[tuple[float, float, int]]:
+        """Give cost, wait and cached tokens of each, for `explained.py`; nothing changes by it."""
+        matched = self._index.matched(request.prefix)
+        most = request.prompt_tokens - _least_uncached(request)
+        rows = []
+        for endpoint in endpoints:
+            units = matched.get(endpoint, 0)
+            cost, wait = self._cost_s(request, endpoint, units, now)
+            rows.append((cost, wait, min(units * request.unit_tokens, most)))
+        return rows
+
     def _with_home(
         self, request: InferenceRequest, endpoints: Sequence[Endpoint], matched: dict[Endpoint, int]
     ) -> dict[Endpoint, int]:

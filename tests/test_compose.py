@@ -4,7 +4,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
 import pytest
@@ -80,6 +80,9 @@ def addresses() -> Iterator[tuple[str, int]]:
         for endpoint in pool.endpoints:
             url = URL(endpoint.url)
             yield "engines" if url.host == "127.0.0.1" else url.host or "", url.port or 0
+    for address in filter(None, [gateway_config().tracing.endpoint]):
+        url = URL(address)
+        yield url.host or "", url.port or 0
     for job in parse("config/compose/prometheus.yaml")["scrape_configs"]:
         for static in job["static_configs"]:
             for target in static["targets"]:
@@ -160,7 +163,7 @@ def test_no_two_services_are_published_on_one_port() -> None:
 
 def test_every_address_in_the_files_is_a_service_and_a_port_it_listens_on() -> None:
     named = list(addresses())
-    assert len(named) == 4
+    assert len(named) == 5
     assert [(host, port) for host, port in named if host not in SERVICES or port not in listening(host)] == []
 
 
@@ -190,6 +193,22 @@ def test_the_image_copies_what_is_there_and_runs_without_root() -> None:
     assert all((ROOT / word).exists() for word in ours)
     assert {f"!{word}" for word in ours} == {line for line in ignored if line.startswith("!")}
     assert instructions("USER")[-1] not in ("root", "0")
+
+
+def test_prometheus_finds_its_rules_and_scrapes_under_the_name_that_they_know() -> None:
+    tree = parse("config/compose/prometheus.yaml")
+    rules = [inside for inside in mounts("prometheus") if inside.startswith("/etc/prometheus/rules/")]
+    assert all(any(PurePosixPath(inside).match(pattern) for pattern in tree["rule_files"]) for inside in rules)
+    assert [mounts("prometheus")[inside] for inside in rules] == [ROOT / "config/alerts/kvlane.yaml"]
+    assert [job["job_name"] for job in tree["scrape_configs"]] == ["kvlane"]
+
+
+def test_grafana_finds_its_dashboard_where_it_looks() -> None:
+    (provider,) = parse("config/compose/grafana-dashboards.yaml")["providers"]
+    folder = provider["options"]["path"]
+    shown = {inside: file for inside, file in mounts("grafana").items() if inside.startswith(f"{folder}/")}
+    assert list(shown.values()) == [ROOT / "config/grafana/kvlane.json"]
+    assert SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] in shown
 
 
 def test_every_pipeline_of_the_collector_names_parts_it_has() -> None:

@@ -29,8 +29,9 @@ LEVELS = (
         "usage",
         "salt",
         "splice",
-        "trace",
-        "metrics",
+        "trace + hops + tracecontext",
+        "metrics + instruments",
+        "summing",
         "engines.adapter",
     ),
     # 1: one thing each; siblings do not know each other, but for the pairs in MAY_KNOW
@@ -48,6 +49,9 @@ LEVELS = (
         "keys",
         "homes",
         "accesslog",
+        "logfile",
+        "loglines",
+        "shapes + masks",
         "engines.*",
         "discovery.*",
         "models",
@@ -57,6 +61,7 @@ LEVELS = (
     # 2: bring two or three of them together
     (
         "relay",
+        "pings",
         "probe",
         "readers + questions",
         "kvevents + told",
@@ -66,17 +71,23 @@ LEVELS = (
         "tariffs",
         "usagestore + usagefiles + usagespool + usageredis",
         "sources",
+        "tracing + spans",
         "limiter + sharedledger",
+        "modelconfig + modelblocks + modelfile + quantized",
     ),
-    ("guard", "tenantwatch", "keystores", "gauges", "accounts", "history", "dashboard"),
-    ("admin", "accountpages"),
+    ("guard", "tenantwatch", "keystores", "gauges", "scaling", "looplag", "accounts", "history", "dashboard"),
+    ("admin", "accountpages", "doctor"),
     ("overview",),
+    ("profile.*",),
     # 3: the life of a request
     ("proxy + exchange + attempt + stored + intake + demand",),
     # 4: builds everything
     ("app",),
     # 5: the command
-    ("cli + __main__ + keycli + tenantcli + usagecli + topcli + topview + asking + terminal",),
+    (
+        "cli + __main__ + keycli + tenantcli + usagecli + metricscli + profilecli + doctorcli + topcli + topview"
+        " + kvcli + kvfleet + kvsheet + asking + terminal",
+    ),
 )
 
 MAY_KNOW = {
@@ -86,6 +97,7 @@ MAY_KNOW = {
     "deltas": {"tokens"},
     "plain": {"tokens"},
     "engines.adapter": {"config"},
+    "accesslog": {"logfile"},
 }
 """The few that may import a module of their own level."""
 
@@ -96,18 +108,30 @@ IMPURE = {"asyncio", "aiohttp", "redis", "opentelemetry", "logging", "time", "os
 """What policies may not import, standard or not: no clock, no log, no I/O, no waiting."""
 
 ONLY_IN = {
-    "prometheus_client": {"gateway.metrics"},
+    "prometheus_client": {"gateway.metrics", "gateway.instruments", "gateway.summing"},
     "pydantic": {"gateway.config", "gateway.sections", "gateway.tenancy"},
     "hiredis": {"gateway.rediswire"},
     "redis": set[str](),  # for tests only
     "tokenizers": {"gateway.tokens.loading", "gateway.tokens.checks"},
+    "opentelemetry": {"gateway.spans", "gateway.tracing"},
     "huggingface_hub": {"gateway.tokens.loading"},
     "fastokens": {"gateway.tokens.checks"},
-    "jinja2": {"gateway.tokens.template", "gateway.tokens.content", "gateway.tokens.loading"},
+    "jinja2": {"gateway.tokens.template", "gateway.tokens.content", "gateway.tokens.loading", "gateway.profile.page"},
     "httptools": {"gateway.connection"},
+    "matplotlib": {"gateway.profile.charts"},
     "zmq": {"gateway.kvstream"},
     "msgspec": {"gateway.engines.kvevents"},
-    "typer": {"gateway.cli", "gateway.keycli", "gateway.tenantcli", "gateway.topcli", "gateway.usagecli"},
+    "typer": {
+        "gateway.cli",
+        "gateway.keycli",
+        "gateway.tenantcli",
+        "gateway.usagecli",
+        "gateway.metricscli",
+        "gateway.profilecli",
+        "gateway.doctorcli",
+        "gateway.kvcli",
+        "gateway.topcli",
+    },
     "uvloop": {"gateway.cli"},
     "policies.books": {"gateway.lease"},
     "policies.catalog": {"gateway.config", "gateway.app"},

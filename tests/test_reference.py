@@ -15,12 +15,15 @@ from gateway.sections import (
     Admission,
     ClassConfig,
     Connections,
+    Doctor,
     Health,
     Listen,
     Retries,
     Routing,
+    Scaling,
     Shutdown,
     Timeouts,
+    TracingConfig,
 )
 from gateway.tenancy import (
     AnonymousConfig,
@@ -50,8 +53,11 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "connections": Connections,
     "shutdown": Shutdown,
     "access_log": AccessLog,
+    "tracing": TracingConfig,
+    "doctor": Doctor,
     "accounting": Accounting,
     "routing": Routing,
+    "scaling": Scaling,
     "redis": RedisConfig,
 }
 

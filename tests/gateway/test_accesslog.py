@@ -11,9 +11,13 @@ from pathlib import Path
 import pytest
 
 from gateway import accesslog
-from gateway.accesslog import MAX_PENDING, AccessLog
+from gateway.accesslog import MAX_PENDING, AccessLog, open_log
+from gateway.sections import AccessLog as Section
+from policies.fingerprint import Fingerprinter
 from policies.record import RequestRecord
 from tests.policies.test_record import RECORD
+
+PRINTS = Fingerprinter(b"test")
 
 
 class Drops:
@@ -33,7 +37,7 @@ def drops() -> Drops:
 
 def test_a_record_is_one_line_of_json(tmp_path: Path, drops: Drops) -> None:
     path = tmp_path / "log"
-    log = AccessLog(open(path, "ab"), drops)  # noqa: SIM115  # closed by the log
+    log = AccessLog(open(path, "ab"), drops, PRINTS)  # noqa: SIM115  # closed by the log
     log.write(RECORD)
     log.write(replace(RECORD, id="é\n", code="x", ttft_s=0.5))
     log.close()
@@ -49,7 +53,7 @@ def test_a_record_is_one_line_of_json(tmp_path: Path, drops: Drops) -> None:
 def test_an_existing_file_is_appended_to(tmp_path: Path, drops: Drops) -> None:
     path = tmp_path / "log"
     for _ in range(2):
-        log = AccessLog(open(path, "ab"), drops)  # noqa: SIM115  # closed by the log
+        log = AccessLog(open(path, "ab"), drops, PRINTS)  # noqa: SIM115  # closed by the log
         log.write(RECORD)
         log.close()
     assert len(path.read_text().splitlines()) == 2
@@ -69,7 +73,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_no_line_is_lost_while_the_writer_takes_them(tmp_path: Path, drops: Drops) -> None:
     """R = 40,000 lines, while the writer takes them as often as it can: each is there, once, in order, or counted."""
     path = tmp_path / "log"
-    log = AccessLog(open(path, "ab"), drops)  # noqa: SIM115  # closed by the log
+    log = AccessLog(open(path, "ab"), drops, PRINTS)  # noqa: SIM115  # closed by the log
     for at in range(40_000):
         log.write(replace(RECORD, status=at))
     log.close()
@@ -96,7 +100,7 @@ class Hanging(io.BytesIO):
 def test_a_disk_that_hangs_costs_lines_which_are_counted(monkeypatch: pytest.MonkeyPatch, drops: Drops) -> None:
     monkeypatch.setattr(accesslog, "FLUSH_S", 0.0)
     file = Hanging()
-    log = AccessLog(file, drops)
+    log = AccessLog(file, drops, PRINTS)
     for _ in range(MAX_PENDING + 5000):
         log.write(RECORD)
     assert drops.count >= 1
@@ -113,7 +117,7 @@ class Full(io.BytesIO):
 
 
 def test_a_full_disk_costs_lines_which_are_counted_and_nothing_else(drops: Drops) -> None:
-    log = AccessLog(Full(), drops)
+    log = AccessLog(Full(), drops, PRINTS)
     for _ in range(10):
         log.write(RECORD)
     log.close()
@@ -121,8 +125,48 @@ def test_a_full_disk_costs_lines_which_are_counted_and_nothing_else(drops: Drops
 
 
 def test_standard_output_is_left_open(drops: Drops, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    log = AccessLog(sys.stdout.buffer, drops)
+    log = AccessLog(sys.stdout.buffer, drops, PRINTS)
     log.write(RECORD)
     log.close()
     assert not sys.stdout.buffer.closed
     assert json.loads(capsysbinary.readouterr().out)["id"] == "r"
+
+
+def test_the_key_of_fingerprints_is_made_once_and_kept_for_its_owner_alone(tmp_path: Path, drops: Drops) -> None:
+    marks = []
+    for _ in range(2):
+        log = open_log(Section(path=str(tmp_path / "log")), drops)
+        assert log is not None
+        marks.append(log.prints.mark(1))
+        log.close()
+    assert marks[0] == marks[1]
+    assert (tmp_path / "log.key").stat().st_mode & 0o077 == 0
+
+
+def test_logs_with_a_key_of_the_configuration_can_be_compared(tmp_path: Path, drops: Drops) -> None:
+    marks = set()
+    for name in ("a", "b"):
+        log = open_log(Section(path=str(tmp_path / name), key="a secret of many".replace(" ", "-")), drops)
+        assert log is not None
+        marks.add(log.prints.mark(1))
+        log.close()
+    assert len(marks) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_a_key_that_was_cut_short_is_an_error_and_no_other_key(tmp_path: Path, drops: Drops) -> None:
+    (tmp_path / "log.key").write_bytes(b"short")
+    with pytest.raises(OSError, match="has 5 bytes, and a key has 32"):
+        open_log(Section(path=str(tmp_path / "log")), drops)
+
+
+def test_without_a_path_there_is_no_log(drops: Drops) -> None:
+    assert open_log(Section(), drops) is None
+
+
+def test_on_standard_output_the_key_is_made_up_and_forgotten(drops: Drops) -> None:
+    logs = [open_log(Section(path="-"), drops) for _ in range(2)]
+    assert len({log.prints.mark(1) for log in logs if log is not None}) == 2
+    for log in logs:
+        assert log is not None
+        log.close()

@@ -8,7 +8,8 @@ import pytest
 from gateway.fleet import Fleet
 from gateway.gate import Gate
 from gateway.history import BASE_EVERY_S, BASES, EVERY_S, KEPT, SPAN, History, quantiles, since
-from gateway.metrics import MAX_SERIES, Metrics
+from gateway.instruments import MAX_SERIES
+from gateway.metrics import Metrics
 from policies.flow import Flow
 from policies.record import Outcome, RequestRecord
 from tests.policies.test_accounts import SERVED

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -12,13 +12,13 @@ from aiohttp.test_utils import TestClient, TestServer
 from gateway.accountpages import LimitState
 from gateway.fleet import Fleet
 from gateway.gate import Gate
+from gateway.looplag import LoopLag
 from gateway.metrics import Metrics
 from gateway.overview import (
     MAX_CHARS,
     MAX_PREFIXES,
     MAX_REASONS,
     MAX_TENANTS,
-    Facts,
     Overview,
     cut,
     known,
@@ -33,6 +33,13 @@ KEY = "tenant-secret"
 SYSTEM = "You are the assistant of the harbour office. " * 60
 LIMITS = {"requests_per_minute": 60, "tokens_per_day": 1_000_000}
 TENANT = {"name": "team-a", "key_sha256": [hashlib.sha256(KEY.encode()).hexdigest()], "limits": LIMITS}
+
+
+class Idle:
+    """Serves nobody."""
+
+    active = 0
+    in_flight: Mapping[str, int] = {}
 
 
 async def nothing(tenant: Tenant) -> Sequence[LimitState]:
@@ -80,10 +87,8 @@ async def test_the_page_is_made_once_a_second_at_most() -> None:
     metrics = Metrics()
     fleet = Fleet(lambda: now)
     gate = Gate(fleet, metrics, lambda: now, classes=(), flow=Flow(), smoothing_s=0, is_open=True)
-    facts = Facts(active_requests=0, in_flight={}, loop_lag_s=0.0, is_draining=False)
-    overview = Overview(
-        metrics, fleet, gate, Tenants(), nothing, lambda: now, lambda: facts, wall=lambda: now, key=b"key"
-    )
+    lag = LoopLag(lambda: now, metrics.loop_lag.distribution(()))
+    overview = Overview(metrics, fleet, gate, Tenants(), nothing, lambda: now, Idle(), lag, wall=lambda: now)
     app = web.Application()
     app.router.add_routes(overview.routes())
     async with TestClient(TestServer(app)) as client:
