@@ -16,7 +16,7 @@ demo: setup  ## what routing gains: real conversations, simulated engines, three
 	@$(BIN)/kvlane-sim demo $(ARGS)
 
 test: setup lint  ## every check that needs neither network nor real engines
-	$(BIN)/pytest -m 'not soak and not engines and not clients and not browser' --cov --cov-report=
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not soak and not engines and not clients and not browser' --cov --cov-report=
 	$(BIN)/coverage report --include='policies/*' --fail-under=100 --skip-covered
 	$(BIN)/coverage report --include='gateway/*,loadtests/*' --fail-under=85 --skip-covered
 
