@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint bench-setup bench soak test-engines test-clients clean
+.PHONY: setup demo test lint bench-setup bench soak test-engines test-clients test-ui clean
 
 setup: $(VENV)/ready
 
@@ -16,7 +16,7 @@ demo: setup  ## what routing gains: real conversations, simulated engines, three
 	@$(BIN)/kvlane-sim demo $(ARGS)
 
 test: setup lint  ## every check that needs neither network nor real engines
-	$(BIN)/pytest -m 'not soak and not engines and not clients' --cov --cov-report=
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not soak and not engines and not clients and not browser' --cov --cov-report=
 	$(BIN)/coverage report --include='policies/*' --fail-under=100 --skip-covered
 	$(BIN)/coverage report --include='gateway/*,loadtests/*' --fail-under=85 --skip-covered
 
@@ -39,6 +39,9 @@ test-engines: setup  ## the acceptance suite against real vLLM and llama.cpp, wh
 
 test-clients: setup  ## openai-python 1.x and openai-node, each in a place of its own
 	$(BIN)/pytest -m clients -s
+
+test-ui: setup  ## the dashboard in a real browser, with screenshots in .bench/screens; needs npm, once
+	$(BIN)/pytest -m browser -s
 
 clean:
 	rm -rf $(VENV) .bench .mypy_cache .ruff_cache build *.egg-info

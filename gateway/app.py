@@ -44,6 +44,7 @@ from gateway.looplag import LoopLag
 from gateway.members import FleetPool, Member
 from gateway.metrics import Metrics
 from gateway.models import Models
+from gateway.overview import Overview
 from gateway.probe import Probe
 from gateway.proxy import Proxy
 from gateway.questions import Questions
@@ -205,6 +206,9 @@ class Gateway:
             self.fleet, self.gate, self._clock, classes.flow, aims_of(config.scaling, config.admission)
         )
         self.scaling.show(self.metrics)
+        self.overview = Overview(
+            self.metrics, self.fleet, self.gate, tenants, self._look_at, self._clock, self.proxy, self.lag
+        )
 
     # Life.
 
@@ -232,7 +236,7 @@ class Gateway:
             )
         except OSError as error:
             raise StartError(f"cannot listen on {listen.host}:{listen.port}: {reason(error)}") from error
-        pages = [*self._account_pages.routes(), *self._doctor.routes()]
+        pages = [*self._account_pages.routes(), *self._doctor.routes(), *self.overview.routes()]
         app = admin_app(self.fleet, self.metrics, self._clock, Guard(listen), pages)
         self._admin_runner = web.AppRunner(app, access_log=None, logger=admin_log)
         await self._admin_runner.setup()
@@ -255,9 +259,8 @@ class Gateway:
                 lends=pool_config.lends,
             )
             await self._follow_once(pool, pool_config)
-        self._tasks.append(asyncio.create_task(self.lag.watch(), name="loop lag"))
-        self._tasks.append(asyncio.create_task(self.scaling.watch(), name="scaling"))
-        self._tasks.append(asyncio.create_task(self._tenant_watch.watch(), name="tenants"))
+        watches = (self.lag.watch(), self.scaling.watch(), self._tenant_watch.watch(), self.overview.history.watch())
+        self._tasks += map(asyncio.create_task, watches)
         self.tracing.start()
         gc.set_threshold(*GC_THRESHOLDS)
         gc.collect()
@@ -265,7 +268,7 @@ class Gateway:
 
     async def drain(self, grace_s: float) -> None:
         """Say that this gateway is going, serve on for `grace_s`, then let what runs end."""
-        self._is_draining = True
+        self._is_draining = self.overview.is_draining = True
         log.info("draining: serving on for %g s, %d requests in flight", grace_s, self.proxy.active)
         await asyncio.sleep(grace_s)
         if self._listener is not None:

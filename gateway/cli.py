@@ -1,4 +1,4 @@
-"""The command line: kvlane serve | check | key | tenant | usage | metrics | profile | doctor | kv."""
+"""The command line: kvlane serve | check | key | tenant | usage | metrics | top | profile | doctor | kv."""
 
 import asyncio
 import ctypes
@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 import uvloop
 
-from gateway import doctorcli, keycli, kvcli, metricscli, profilecli, tenantcli, usagecli
+from gateway import doctorcli, keycli, kvcli, metricscli, profilecli, tenantcli, topcli, usagecli
 from gateway.app import Gateway, StartError
 from gateway.config import Config
 from gateway.logs import Discreet, log_loop_fault
@@ -35,6 +35,7 @@ app = typer.Typer(
 app.add_typer(keycli.app, name="key")
 app.add_typer(tenantcli.app, name="tenant")
 app.command()(usagecli.usage)
+app.command()(topcli.top)
 app.command()(metricscli.metrics)
 app.command()(profilecli.profile)
 app.command()(doctorcli.doctor)

@@ -38,6 +38,7 @@ class Lease:
         self._charge = books.dispatch(choice.endpoint, request, now, choice.cached_tokens or 0)
         index.learn(choice.endpoint, request.prefix, now)
         member.leases_total += 1
+        member.pool.lately.append(request)
 
     @property
     def endpoint(self) -> Endpoint:

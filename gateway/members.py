@@ -1,6 +1,6 @@
 """Member: an engine of the fleet; FleetPool: those that one policy spreads requests over."""
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,6 +11,9 @@ from policies.forecast import HitForecast
 from policies.health import State
 from policies.index import PrefixIndex
 from policies.policy import Policy
+from policies.request import InferenceRequest
+
+LATELY = 64  # requests: a sample, to tell what prompts share; looking at them takes half a millisecond
 
 
 class InFlight(Protocol):
@@ -73,6 +76,8 @@ class FleetPool:
     policy: Policy
     index: PrefixIndex
     members: list[Member] = field(default_factory=list)
+    lately: deque[InferenceRequest] = field(default_factory=lambda: deque(maxlen=LATELY))
+    """The last that were sent there; who looks at them takes them."""
 
     @property
     def name(self) -> str:

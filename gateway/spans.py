@@ -9,8 +9,8 @@
 Attributes follow the semantic conventions where there are any (HTTP, GenAI, server.*); ours begin with `kvlane.`. They
 say sizes, times and places, and whose request it was by the tenant's name: no prompt, no answer, no key, no address.
 
-Finished spans are built directly. The SDK's tracer would take 25 us for each on top, to guard against what cannot
-happen to them: being changed by several threads, ended twice, or grown without bound.
+Finished spans are built directly: the SDK's tracer would guard each, at a cost, against what cannot happen to them:
+being changed by several threads, ended twice, or grown without bound.
 """
 
 import logging

@@ -5,17 +5,17 @@ import calendar
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-import aiohttp
 import orjson
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from yarl import URL
 
+from gateway.asking import Unanswered, asked, refusal
 from gateway.terminal import err, give_up
 
 TIMEOUT_S = 60.0  # a year of many tenants takes seconds
@@ -82,23 +82,9 @@ def days_of(month: str) -> tuple[str, str]:
 async def fetch(admin: str, key: str | None, parameters: Mapping[str, str]) -> bytes:
     """Ask the admin listener, or say in one line why there is no answer."""
     try:
-        url = URL(admin)
-        if url.scheme not in ("http", "https") or not url.host:
-            raise ValueError
-    except ValueError:
-        give_up(f"--admin must be http://host:port, is {admin!r}")
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session,
-            session.get(url / "admin/usage", params=parameters, headers=headers) as response,
-        ):
-            body = await response.read()
-            status = response.status
-    except TimeoutError:
-        give_up(f"{admin}: no answer within {TIMEOUT_S:g} s")
-    except (aiohttp.ClientError, ValueError) as error:  # ValueError: a key that is no header
-        give_up(f"{admin}: {error}")
+        status, body = await asked(admin, key, "admin/usage", parameters, timeout_s=TIMEOUT_S)
+    except Unanswered as silence:
+        give_up(str(silence))
     if (problem := problem_of(status, body, parameters["format"])) is not None:
         give_up(f"{admin}: {problem}")
     return body
@@ -108,14 +94,10 @@ def problem_of(status: int, body: bytes, form: str) -> str | None:
     """Say in one line what is wrong with an answer; None where nothing is."""
     if status == 200 and form == "csv" and body.startswith(b"period,tenant,model,"):
         return None
-    try:
-        content = orjson.loads(body)
-        if status == 200 and "rows" in content:
+    with suppress(orjson.JSONDecodeError, TypeError):
+        if status == 200 and "rows" in orjson.loads(body):
             return None
-        message = " ".join(content["error"]["message"].split())
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return f"answers {status}, which is no admin listener of Kvlane's"
-    return f"{message}; say it with --admin-key or KVLANE_ADMIN_KEY" if status == 401 else message
+    return refusal(status, body)
 
 
 def show(content: Mapping[str, Any]) -> None:

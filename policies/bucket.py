@@ -45,8 +45,8 @@ def burst_us(tokens: int, per_minute: int) -> int:
 
 
 def tokens_in(us: int, per_minute: int) -> int:
-    """Count the whole tokens that a rate brings within so long; a microsecond less makes no token less."""
-    return (us + 1) * per_minute // MINUTE_US if us else 0
+    """Count the whole tokens that a rate brings within so long, as `amount_us` rounded them."""
+    return (us + (us >= MS_US)) * per_minute // MINUTE_US
 
 
 def whole_ms(us: int) -> int:

@@ -75,8 +75,9 @@ LEVELS = (
         "limiter + sharedledger",
         "modelconfig + modelblocks + modelfile + quantized",
     ),
-    ("guard", "tenantwatch", "keystores", "gauges", "scaling", "looplag", "accounts"),
+    ("guard", "tenantwatch", "keystores", "gauges", "scaling", "looplag", "accounts", "history", "dashboard"),
     ("admin", "accountpages", "doctor"),
+    ("overview",),
     ("profile.*",),
     # 3: the life of a request
     ("proxy + exchange + attempt + stored + intake + demand",),
@@ -84,7 +85,7 @@ LEVELS = (
     ("app",),
     # 5: the command
     (
-        "cli + __main__ + keycli + tenantcli + usagecli + metricscli + profilecli + doctorcli"
+        "cli + __main__ + keycli + tenantcli + usagecli + metricscli + profilecli + doctorcli + topcli + topview"
         " + kvcli + kvfleet + kvsheet + asking + terminal",
     ),
 )
@@ -129,6 +130,7 @@ ONLY_IN = {
         "gateway.profilecli",
         "gateway.doctorcli",
         "gateway.kvcli",
+        "gateway.topcli",
     },
     "uvloop": {"gateway.cli"},
     "policies.books": {"gateway.lease"},

@@ -62,7 +62,7 @@ class Doors:
 
     async def read(self, gateway: Gateway) -> None:
         """Read the pages that the gateway shows."""
-        for path in ("/metrics", "/admin/endpoints", "/admin/tenants", "/admin/doctor"):
+        for path in ("/metrics", "/admin/endpoints", "/admin/tenants", "/admin/doctor", "/admin/overview"):
             self._pages.append((await get(gateway.admin_url, path)).body)
 
     def check(self) -> None:

@@ -68,7 +68,9 @@ async def test_two_different_keys_of_a_kind_are_nobodys() -> None:
 # The admin listener.
 
 
-@pytest.mark.parametrize("path", ["/admin/usage", "/admin/tenants", "/admin/endpoints", "/metrics"])
+@pytest.mark.parametrize(
+    "path", ["/ui", "/admin/overview", "/admin/usage", "/admin/tenants", "/admin/endpoints", "/metrics"]
+)
 @pytest.mark.parametrize("way", ["bearer", "basic", "x-api-key"])
 async def test_a_tenants_key_opens_no_admin_page(path: str, way: str) -> None:
     word = base64.b64encode(b"admin:a's key").decode()

@@ -384,7 +384,7 @@ def test_keys_with_a_unit_say_it() -> None:
     }
     without = {key for key in numbers if not key.endswith(("_s", "_bytes", "_tokens"))}
     named = {"port", "admin_port", "max_headers", "max_tries", "budget", "floor", "max_idle"}
-    named |= {"max_queued", "max_inflight", "weight", "ceiling", "database", "days", "per_second"}
+    named |= {"max_queued", "max_inflight", "weight", "ceiling", "database", "days", "keep", "per_second"}
     named |= {"ratio", "attainment", "utilization", "min_replicas", "max_replicas"}
     named |= {"requests_per_minute", "tokens_per_minute", "burst_requests", "parallel"}
     named |= {"tokens_per_day", "tokens_per_month", "input", "cached", "output"}

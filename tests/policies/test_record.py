@@ -58,6 +58,7 @@ FULL = replace(
     prefix="AAAAAAAA",
     unit_tokens=64,
     ring_key="BBBBBBBB",
+    prefix_shape="1;CCCC;s,10.DDDD",
 )
 
 
