@@ -2,8 +2,10 @@
 
 import asyncio
 import ctypes
+import errno
 import json
 import logging
+import os
 import resource
 import signal
 import sys
@@ -18,7 +20,7 @@ import uvloop
 from gateway import doctorcli, keycli, kvcli, metricscli, profilecli, tenantcli, topcli, usagecli
 from gateway.app import Gateway, StartError
 from gateway.config import Config
-from gateway.logs import Discreet, log_loop_fault
+from gateway.logs import Discreet, log_loop_fault, reason
 from gateway.readers import unreadable
 from gateway.sources import Inline, Source, tenants_file
 from gateway.tenants import Tenants
@@ -42,6 +44,7 @@ app.command()(doctorcli.doctor)
 app.command()(kvcli.kv)
 
 FEW_FILES = 4096
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 M_MMAP_THRESHOLD, LARGE_BYTES = -3, 1 << 20
 
 
@@ -164,5 +167,11 @@ async def run(config: Config, file: Path | None) -> None:
 
 
 def main() -> None:
-    """Run the command line."""
-    app()
+    """Run the command line; what it prints and nobody can keep ends it in one line, not in a traceback."""
+    try:
+        app()
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would fail again at the exit
+        give_up(f"standard output cannot be written: {reason(error)}")

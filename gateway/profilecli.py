@@ -1,5 +1,7 @@
 """The command line: kvlane profile, which draws the portrait of a workload from its access log."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
@@ -46,21 +48,21 @@ def profile(
         whose = " of this tenant and model" if tenant or model else ""
         give_up(f"{', '.join(map(str, logs))}: no request{whose} in {lines.lines:,} lines")
     found = list(sections(drawn))
-    try:
-        if json is not None:
+    if json is not None:
+        with writing(json):
             write_json(json, as_json(drawn, lines.lines, lines.broken))
-        if charts is not None and png is not None:
+    if charts is not None and png is not None:
+        with writing(png):
             write_charts(charts, drawn, png)
-        if charts is not None and html is not None:
-            inlined = {
-                name: [text for draw in draws if (text := charts.svg(draw, drawn)) is not None]
-                for name, draws in charts.CHARTS.items()
-            }
-            title = " ".join(path.name for path in logs)
-            about = " · ".join(words for words in (tenant and f"tenant {tenant}", model and f"model {model}") if words)
+    if charts is not None and html is not None:
+        inlined = {
+            name: [text for draw in draws if (text := charts.svg(draw, drawn)) is not None]
+            for name, draws in charts.CHARTS.items()
+        }
+        title = " ".join(path.name for path in logs)
+        about = " · ".join(words for words in (tenant and f"tenant {tenant}", model and f"model {model}") if words)
+        with writing(html):
             html.write_text(page(drawn, title, about or "all tenants and models", found, inlined), encoding="utf-8")
-    except OSError as error:
-        give_up(f"{error.filename}: cannot be written: {error.strerror or error}")
     if json != Path("-"):
         show(found)
 
@@ -74,6 +76,15 @@ def load_charts() -> ModuleType:
             raise
         give_up(f"charts need {error.name}, which is not installed: pip install 'kvlane[charts]'")
     return charts
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say in a line what could not be written."""
+    try:
+        yield
+    except OSError as error:
+        give_up(f"{error.filename or path}: cannot be written: {error.strerror or error}")
 
 
 def write_charts(charts: ModuleType, drawn: "Profile", folder: Path) -> None:

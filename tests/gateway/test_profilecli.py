@@ -1,5 +1,6 @@
 """kvlane profile: its words, its files, and how it gives up."""
 
+import subprocess
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -160,3 +161,26 @@ def test_logs_of_nothing_but_mistakes_can_be_drawn(tmp_path: Path) -> None:
     write(tmp_path / "log", [replace(ASKED, prompt_tokens=0, unit_tokens=None)])
     assert profile(tmp_path / "log", "--png", tmp_path / "charts", "--html", tmp_path / "page.html").exit_code == 0
     assert list((tmp_path / "charts").iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--html", "--json"])
+def test_a_full_disk_is_told_with_the_name_of_the_file(option: str, log: Path) -> None:
+    result = profile(log, option, "/dev/full")
+    assert (result.exit_code, result.stderr) == (2, "kvlane: /dev/full: cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize("command", ["profile", "doctor", "kv"])
+def test_output_that_has_no_room_is_told_in_one_line(command: str, log: Path) -> None:
+    """`kvlane doctor` in a pipeline ends with 1 where it finds something: a full disk must not look like that."""
+    words: dict[str, list[str]] = {
+        "profile": ["profile", str(log)],
+        "doctor": ["doctor", str(log)],
+        "kv": ["kv", "--help"],
+    }
+    write(log, [replace(each, prefix_shape="1;CCCC;s,10.DDDD") for each in poisson(20)])
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "gateway", *words[command]], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    told = b"kvlane: standard output cannot be written: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (2, told)
