@@ -1,5 +1,6 @@
 """The command line: kvlane doctor, which reads an access log and says what keeps prompts out of prefix caches."""
 
+import gzip
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,20 +25,23 @@ MAX_TEXT = 200  # characters of a name
 
 
 def doctor(
-    log: Annotated[str, typer.Argument(metavar="ACCESSLOG", help="The gateway's access log; `-` for standard input.")],
+    logs: Annotated[
+        list[Path],
+        typer.Argument(metavar="ACCESSLOG...", help="Files, the oldest first; .gz is read, - is standard input."),
+    ],
     tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Find what ruins prefix-cache hits: a clock on top, tools in random order. Exit status 1 if something is found."""
     seen = Doctor(MEMORY)
-    broken = 0
-    for line in lines_of(log):
-        if not note(seen, line, tenant):
-            broken += 1
-    if broken:
-        err.print(f"kvlane: {log}: lines that are no record of a request: {broken}", markup=False)
+    for log in logs:
+        broken = sum(not note(seen, line, tenant) for line in lines_of(log))
+        if broken:
+            err.print(f"kvlane: {log}: lines that are no record of a request: {broken}", markup=False)
     if not seen.looked_at:
-        give_up(f"{log}: {NO_SHAPES}" if seen.requests else f"{log}: no request to a model in it")
+        whose = " of this tenant" if tenant else ""
+        why = NO_SHAPES if seen.requests else f"no request{whose} to a model in it"
+        give_up(f"{', '.join(map(str, logs))}: {why}")
     findings = seen.findings()
     if json:
         sys.stdout.buffer.write(orjson.dumps(told(seen, findings, {}), option=orjson.OPT_APPEND_NEWLINE))
@@ -48,16 +52,18 @@ def doctor(
         raise typer.Exit(FOUND)
 
 
-def lines_of(log: str) -> Iterator[bytes]:
+def lines_of(log: Path) -> Iterator[bytes]:
     """Read a log line by line, or say why that cannot be."""
-    if log == "-":
+    if str(log) == "-":
         yield from sys.stdin.buffer
         return
     try:
-        with Path(log).open("rb") as file:
+        with gzip.open(log) if log.suffix == ".gz" else log.open("rb") as file:
             yield from file
     except OSError as error:
         give_up(f"{log}: cannot be read: {error.strerror or error}")
+    except EOFError:
+        give_up(f"{log}: ends before its end: it was cut, or is still being written")
 
 
 def note(seen: Doctor, line: bytes, tenant: str | None) -> bool:

@@ -1,6 +1,7 @@
 """The prefix doctor finds each of ten planted faults, finds nothing where nothing is wrong, and does so end to end."""
 
 import asyncio
+import gzip
 import json
 from pathlib import Path
 from random import Random
@@ -191,3 +192,20 @@ async def test_what_is_no_log_is_said_in_one_line(tmp_path: Path) -> None:
     assert status == 2
     lines = ["lines that are no record of a request: 6", "no request to a model in it"]
     assert told.splitlines() == [f"kvlane: {log}: {line}" for line in lines]
+
+
+async def test_logs_that_were_moved_away_and_packed_are_read_as_one(tmp_path: Path) -> None:
+    lines = [
+        {"tenant": "t", "model": "m", "route": "/v1/completions", "arrived_at": at, "tries": 1,
+         "prefix_shape": "1;CCCC;s,10.DDDD"}
+        for at in range(30)
+    ]  # fmt: skip
+    old, new, cut = tmp_path / "log.2.gz", tmp_path / "log.1", tmp_path / "cut.gz"
+    old.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in lines[:20]).encode()))
+    new.write_text("".join(json.dumps(line) + "\n" for line in lines[20:]))
+    cut.write_bytes(old.read_bytes()[:-9])
+    said = "30 requests, 30 prompts looked at: nothing keeps prompts out of prefix caches\n"
+    assert await run(str(old), str(new)) == (0, said)
+    told = f"kvlane: {cut}: ends before its end: it was cut, or is still being written\n"
+    assert await run(str(new), str(cut)) == (2, told)
+    assert (await run(str(new), "--tenant", "u"))[1] == f"kvlane: {new}: no request of this tenant to a model in it\n"
