@@ -2,6 +2,7 @@
 
 import gzip
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -62,6 +63,8 @@ def lines_of(log: Path) -> Iterator[bytes]:
             yield from file
     except OSError as error:
         give_up(f"{log}: cannot be read: {error.strerror or error}")
+    except zlib.error:
+        give_up(f"{log}: is damaged, and cannot be unpacked")
     except EOFError:
         give_up(f"{log}: ends before its end: it was cut, or is still being written")
 

@@ -1,6 +1,7 @@
 """The command line: kvlane profile, which draws the portrait of a workload from its access log."""
 
 import contextlib
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -40,6 +41,8 @@ def profile(
         drawn.draw(lines)
     except OSError as error:
         give_up(f"{error.filename or logs[0]}: cannot be read: {error.strerror or error}")
+    except zlib.error:
+        give_up("a .gz is damaged, and cannot be unpacked")
     except EOFError:
         give_up("a .gz ends before its end: it was cut, or is still being written")
     if lines.broken:

@@ -208,4 +208,7 @@ async def test_logs_that_were_moved_away_and_packed_are_read_as_one(tmp_path: Pa
     assert await run(str(old), str(new)) == (0, said)
     told = f"kvlane: {cut}: ends before its end: it was cut, or is still being written\n"
     assert await run(str(new), str(cut)) == (2, told)
+    packed = old.read_bytes()
+    cut.write_bytes(packed[:40] + b"\xff" * 40 + packed[80:])
+    assert await run(str(cut)) == (2, f"kvlane: {cut}: is damaged, and cannot be unpacked\n")
     assert (await run(str(new), "--tenant", "u"))[1] == f"kvlane: {new}: no request of this tenant to a model in it\n"

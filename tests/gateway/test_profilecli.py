@@ -67,6 +67,7 @@ def test_broken_lines_are_counted_and_told_without_what_they_say(log: Path, tmp_
         (["log", "--html", "no/such/folder.html"], "folder.html: cannot be written: No such file or directory"),
         (["log", "--json", "."], ".: cannot be written: Is a directory"),
         (["cut.gz"], "cut, or is still being written"),
+        (["damaged.gz"], "damaged, and cannot be unpacked"),
         (["odd.gz"], "odd.gz: cannot be read: Not a gzipped file"),
     ],
 )
@@ -76,6 +77,8 @@ def test_it_gives_up_in_one_line(words: list[str], told: str, log: Path, monkeyp
     monkeypatch.chdir(log.parent)
     Path("empty").touch()
     Path("cut.gz").write_bytes(gzip.compress(log.read_bytes())[:-9])
+    packed = gzip.compress(log.read_bytes())
+    Path("damaged.gz").write_bytes(packed[:200] + b"\xff" * 200 + packed[400:])
     Path("odd.gz").write_bytes(log.read_bytes())
     shown = profile(*words)
     assert shown.exit_code == 2
