@@ -69,8 +69,7 @@ class Quota:
                 return amounts.tokens
             case Unit.COST:
                 return amounts.cost
-            case Unit.SLOTS:
-                return 1
+        return 1  # a slot
 
     def take(self, estimate: Amounts, kept: Amounts, parts: int = 1) -> Take:
         """Say what a request takes of it.

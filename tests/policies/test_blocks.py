@@ -276,3 +276,13 @@ def test_events_tell_the_truth_unless_much_of_them_cannot_be_mapped() -> None:
     assert blocks.is_telling
     blocks.apply(stored((1,))._replace(adapter=None))
     assert not blocks.is_telling
+
+
+def test_a_block_that_was_moved_to_another_medium_is_there_until_that_lets_it_go() -> None:
+    blocks = EngineBlocks(16, root)
+    blocks.apply(stored((1,)))
+    blocks.apply(stored((1,))._replace(medium="CPU"))
+    blocks.apply(Removed([name((1,))]))
+    assert len(blocks) == 1
+    blocks.apply(Removed([name((1,))], "CPU"))
+    assert len(blocks) == 0
