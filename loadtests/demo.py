@@ -190,7 +190,8 @@ def _invite(plan: Plan) -> None:
     hello = '{"model":"sim","stream":true,"max_tokens":20,"messages":[{"role":"user","content":"Hello"}]}'
     console.print(
         f"\nTry it by hand (with [bold]make demo ARGS=--keep[/bold] it stays up):\n"
-        f"  API      {gateway}/v1/models\n  metrics  {admin}/metrics\n  engines  {admin}/admin/endpoints\n"
+        f"  API       {gateway}/v1/models\n  dashboard {admin}/ui\n"
+        f"  metrics   {admin}/metrics\n  engines   {admin}/admin/endpoints\n"
         f"  curl -N {gateway}/v1/chat/completions -H 'content-type: application/json' -d '{hello}'",
         soft_wrap=True,
     )
