@@ -240,7 +240,7 @@ def short(value: float) -> float:
 
 def since(before: Sequence[int], after: Sequence[int]) -> list[int]:
     """Subtract counts by bucket; none before: all are new."""
-    return [now - then for now, then in zip(after, before, strict=True)] if before else list(after)
+    return [late - early for late, early in zip(after, before, strict=True)] if before else list(after)
 
 
 def _counts(histogram: Histogram) -> list[int]:

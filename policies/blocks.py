@@ -335,9 +335,9 @@ class EngineBlocks:
 
     def _walk(self, starts: list[int], is_of: Callable[[int], bool]) -> Iterator[tuple[BlockHash, ...]]:
         """Go down from some slots, to those below that `is_of` says; give the units, chain by chain."""
-        todo = [slot for slot in starts if is_of(slot)]
-        while todo:
-            slot = todo.pop()
+        open_slots = [slot for slot in starts if is_of(slot)]
+        while open_slots:
+            slot = open_slots.pop()
             run: list[BlockHash] = []
             while True:
                 run += self._units(slot)
@@ -345,7 +345,7 @@ class EngineBlocks:
                 if not below:
                     break
                 slot = below.pop()
-                todo += below
+                open_slots += below
             if run:
                 yield tuple(run)
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from uhashring import HashRing
 
 POINTS = 256  # an endpoint's share of the ring varies by 1/16 then
-MAX_NAMES = 2048  # beyond that, those not asked for now are taken off: names of pods come and go
+MAX_NAMES = 2048  # beyond that, those that nobody asks for are taken off: names of pods come and go
 
 
 class Ring:
