@@ -58,7 +58,7 @@ class Listen(Section):
     admin_key_sha256: tuple[str, ...] = Field(
         (),
         repr=False,
-        description="SHA-256 of each admin key, in hex; without any, /admin/* answers this machine alone.",
+        description="SHA-256 of each admin key, in hex; without any, /ui and /admin/* answer this machine alone.",
     )
     metrics_need_key: bool = Field(False, description="Whether /metrics needs an admin key as well.")
 
