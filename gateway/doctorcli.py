@@ -14,13 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.doctor import GENERATING, told
-from gateway.terminal import err, give_up, out
+from gateway.terminal import WIDE, err, give_up, out
 from policies.doctor import Doctor
 from policies.findings import Finding
 
 FOUND = 1  # exit status
 MEMORY = 1 << 18  # a log of days has more prompts to remember than a gateway needs to
-WIDE = 1000  # columns: a terminal that is too narrow wraps lines, where rich would leave out names
 NO_SHAPES = "has no prefix_shape: the doctor was switched off where it was written, or the gateway is too old"
 MAX_TEXT = 200  # characters of a name
 

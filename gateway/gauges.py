@@ -1,4 +1,4 @@
-"""What is read when somebody scrapes: the fleet as it stands."""
+"""What is read when somebody scrapes: the fleet, the doors, the limits and the line to Redis as they stand."""
 
 from collections.abc import Callable, Iterator
 from importlib.metadata import version

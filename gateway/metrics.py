@@ -92,7 +92,9 @@ class Metrics:
             "kvlane_prompt_tokens_total", "Prompt tokens of answered requests.", ("model", "tenant")
         )
         self.output_tokens = self._counter(
-            "kvlane_output_tokens_total", "Output tokens, where engines tell.", ("model", "tenant")
+            "kvlane_output_tokens_total",
+            "Output tokens of answered requests, counted here where engines do not tell.",
+            ("model", "tenant"),
         )
         self.cached_tokens = self._counter(
             "kvlane_cached_tokens_total",

@@ -23,13 +23,12 @@ UNGATED = {
 INDEX_SCALES = 4  # bytes beside an indexer's key of one byte a value: vLLM, DeepSeek-V3.2
 
 
-def mixer_of(fields: Fields, family: str, number: int, sort: str) -> tuple[Block, Cache | None]:
+def mixer_of(fields: Fields, family: str, sort: str) -> tuple[Block, Cache | None]:
     """Read what mixes tokens in a layer, and what it keeps of them.
 
     Args:
         fields: Of the language model.
         family: Its `model_type`.
-        number: Of the layer, from 0.
         sort: Of the layer, one of KNOWN.
     """
     hidden = fields.whole("hidden_size", least=1)
@@ -138,7 +137,7 @@ def _recurrent_bytes(fields: Fields, default: int) -> int:
 
 
 def feed_of(fields: Fields, family: str, number: int, sort: str) -> Block:
-    """Read what feeds each token forward in a layer; the arguments are those of `mixer_of`."""
+    """Read what feeds each token forward in a layer; the arguments are those of `mixer_of`, and its number, from 0."""
     hidden, is_gated = fields.whole("hidden_size", least=1), family not in UNGATED
     if family in ("mamba", "mamba2", "falcon_mamba") or (family == "nemotron_h" and sort not in FEED):
         return Block(())  # the mixer is all there is

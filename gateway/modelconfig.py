@@ -139,5 +139,5 @@ def _windowed(fields: Fields, family: str, count: int) -> list[str]:
 
 def _layer(fields: Fields, family: str, number: int, sort: str, *, keeps: bool) -> Layer:
     """Read one layer."""
-    mixer, cache = mixer_of(fields, family, number, sort)
+    mixer, cache = mixer_of(fields, family, sort)
     return Layer(cache if keeps else None, mixer, feed_of(fields, family, number, sort))

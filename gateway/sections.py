@@ -46,7 +46,7 @@ class Listen(Section):
     host: str = Field("127.0.0.1", description="Address of the API.")
     port: Port = Field(8080, description="Port of the API: /v1/*, /healthz, /readyz. 0 takes any free one.")
     admin_host: str = Field("127.0.0.1", description="Address of the admin listener; keep it off public networks.")
-    admin_port: Port = Field(8081, description="Port of the admin listener: /metrics, /admin/*.")
+    admin_port: Port = Field(8081, description="Port of the admin listener: /metrics, /ui, /admin/*.")
     max_body_bytes: Count = Field(64 * MEBIBYTE, description="A larger request body is refused with 413.")
     max_header_bytes: Count = Field(16384, description="A longer request line or header is refused.")
     max_headers: Count = Field(128, description="More header lines are refused.")
@@ -58,7 +58,7 @@ class Listen(Section):
     admin_key_sha256: tuple[str, ...] = Field(
         (),
         repr=False,
-        description="SHA-256 of each admin key, in hex; without any, /admin/* answers this machine alone.",
+        description="SHA-256 of each admin key, in hex; without any, /ui and /admin/* answer this machine alone.",
     )
     metrics_need_key: bool = Field(False, description="Whether /metrics needs an admin key as well.")
 

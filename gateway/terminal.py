@@ -10,6 +10,7 @@ from gateway.config import Config, ConfigError, load, quick
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
+WIDE = 1000  # columns of tables: a terminal that is too narrow wraps lines, where rich would leave out names
 WRONG_INPUT = 2  # exit status: the command cannot do what it was asked
 
 

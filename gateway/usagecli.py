@@ -16,12 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.asking import Unanswered, asked, refusal
-from gateway.terminal import err, give_up
+from gateway.terminal import WIDE, err, give_up
 
 TIMEOUT_S = 60.0  # a year of many tenants takes seconds
 MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
 MICROS = 1_000_000
-WIDE = 1000  # columns: a terminal that is too narrow wraps lines, where rich would leave out names
 COLUMNS = {
     "served": "served",
     "disconnected": "left",
@@ -59,8 +58,8 @@ def usage(
         if first is not None or last is not None:
             give_up("--month stands for --from and --to: leave those out")
         first, last = days_of(month)
-    asked = {"from": first, "to": last, "tenant": tenant, "model": model, "by": by}
-    parameters = {name: value for name, value in asked.items() if value is not None}
+    filters = {"from": first, "to": last, "tenant": tenant, "model": model, "by": by}
+    parameters = {name: value for name, value in filters.items() if value is not None}
     body = asyncio.run(fetch(admin, admin_key, {**parameters, "format": "json" if csv is None else "csv"}))
     if csv is None and not json:
         show(orjson.loads(body))

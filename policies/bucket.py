@@ -54,11 +54,6 @@ def whole_ms(us: int) -> int:
     return -(-us // MS_US)
 
 
-def whole_seconds(us: int) -> int:
-    """Turn a wait into seconds, rounded up."""
-    return -(-us // SECOND_US)
-
-
 # A bucket.
 
 

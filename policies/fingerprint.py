@@ -21,7 +21,6 @@ from policies.request import BlockHash
 
 MARK_CHARS, MARK_BYTES = 8, 6
 EXACT_UNITS = 32
-OCTAVE_MARKS = 16
 MOST_MARKS = 256  # 32 million units; what is longer is cut there
 KEPT_MARKS = 16_384  # of BLAKE2b, some 4 MB: half a microsecond each, where a dict takes a tenth of that
 
