@@ -153,7 +153,8 @@ class Proxy:
                 trace.outcome = outcome_of(error.status)
             return client.refuse(error, own_lines(trace))
         except (asyncio.CancelledError, ConnectionError) as gone:
-            client.status = CLIENT_LEFT
+            if trace.outcome is not Outcome.OK:  # else it has all of its answer, which is being counted
+                client.status = CLIENT_LEFT
             if isinstance(gone, ConnectionError):  # while its body was read
                 return client.sever()
             raise

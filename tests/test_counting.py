@@ -26,11 +26,12 @@ from loadtests.faults import Fault, Kind
 from loadtests.settings import Settings
 from loadtests.vocabulary import small_tokenizer
 from policies.learned import OutputHabits
+from policies.record import Outcome, RequestRecord
 from policies.request import InferenceRequest
 from tests.wire.client import CHAT, RawClient, call, chat
-from tests.wire.engine import EVENTS_HEAD, ScriptedEngine, chunk, streams, whole
+from tests.wire.engine import EVENTS_HEAD, ScriptedEngine, chunk, says, streams, whole
 from tests.wire.engine import Call as Asked
-from tests.wire.house import serving
+from tests.wire.house import serving, until
 from tests.wire.sse import DONE, ROLE, STREAM, USAGE, WITH_USAGE, token
 
 MADE = 60
@@ -259,3 +260,25 @@ def test_what_an_engine_says_counts_and_the_rest_is_as_it_is_known_here(usage: U
 
 def test_an_embedding_is_reported_whole_without_any_output() -> None:
     assert used(Usage(90, None, None), prompt_tokens=100, counted_tokens=0) == Used(90, 0, 0, True)
+
+
+async def test_a_client_that_leaves_with_its_whole_answer_was_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = asyncio.Event()
+
+    async def count_for_long(*_: object) -> None:
+        counting.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Intake, "count", count_for_long)
+    hello = whole(200, b'{"choices":[{"message":{"content":"Hi there"}}]}')
+    async with ScriptedEngine(says(hello)) as engine, serving(engine.url) as gateway:
+        records: list[RequestRecord] = []
+        monkeypatch.setattr(gateway.proxy, "_on_record", records.append)
+        async with RawClient.to(gateway.url) as client:
+            client.ask(CHAT, chat())
+            assert (await client.answer()).status == 200
+            await counting.wait()
+        await until(lambda: records)
+    (record,) = records
+    assert (record.status, record.outcome) == (200, Outcome.OK)
+    assert record.output_tokens
