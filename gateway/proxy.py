@@ -4,16 +4,13 @@
     body     read, bounded; parsed once                  408, 413, 400
     limits   may the tenant use the model? what it may come to is reserved before any work is spent on it
                                                          403, 404, 429, 503
-    read     how long is the prompt, and what does it begin with? which pool?
-                                                         400, 403, 503
-    door     wait until an endpoint of the pool has room, and be charged there
-                                                         503
+    read     prompt: how long, how does it begin? pool?   400, 403, 503
+    door     wait for room in the pool; be charged there  503
     try      send, wait for the first event or the whole JSON
              not me, not now: elsewhere, within tries, deadline and retry budget
              nobody left: the last engine's own answer   502, 503, 504
     relay    bytes pass; what breaks now ends the stream with an error event
-    settle   the lease is given back, what was used is charged
-             the trace becomes a record: metrics, spans, a log line
+    settle   lease given back, what was used is charged; the trace becomes a record: metrics, spans, a log line
 
 Everything borrowed is given back by leaving a `with`, whichever way: a client that goes away cancels this coroutine,
 and the engine's connection is closed in the same tick.
