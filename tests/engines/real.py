@@ -12,7 +12,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 import orjson
 
 from tests.engines.installed import llama_server, model, vllm_command
+from tests.ports import free_port
 from tests.wire.client import Answer, call, get
 
 POLITE = ("nice", "-n", "10")
@@ -164,14 +164,6 @@ def _figure(page: str, name: str) -> int:
     match = re.search(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", page, re.MULTILINE)
     assert match is not None, f"no {name} on the metrics page"
     return int(float(match[1]))
-
-
-def free_port() -> int:
-    """Find a port that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def vllm(log: Path, *more: str) -> RealEngine:

@@ -12,7 +12,8 @@ from gateway.cli import app as kvlane
 from gateway.keys import sha256_of
 from gateway.sources import DOCUMENTS
 from tests.gateway_process import run
-from tests.redis_server import RedisServer, free_port
+from tests.ports import free_port
+from tests.redis_server import RedisServer
 
 POOLS = "pools: [{endpoints: [{url: 'http://127.0.0.1:9'}]}]\n"
 SECRET = re.compile(r"kvl-[A-Za-z0-9]{43}")

@@ -16,6 +16,7 @@ from policies.index import SPECULATIVE_S
 from tests.fleet_fixtures import until
 from tests.gateway.listening import PROMPTS, Listening, chain, listening
 from tests.gateway.publisher import CLEARED, Publisher, removed, stored
+from tests.ports import free_port
 
 ONE, TWO, THREE = PROMPTS[:3]
 
@@ -443,14 +444,15 @@ async def test_every_rank_has_a_cache_and_a_publisher_of_its_own(tmp_path: Path)
 
 
 async def test_an_engine_that_does_not_answer_is_asked_again_soon(
-    addresses: tuple[str, str], monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
+    addresses: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.kvevents.ASK_AGAIN_S", 60)
+    port = free_port()
     rank = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": addresses[0]}
-    async with Publisher(addresses[0], None) as publisher, listening(f"http://127.0.0.1:{unused_tcp_port}") as whole:
+    async with Publisher(addresses[0], None) as publisher, listening(f"http://127.0.0.1:{port}") as whole:
         for _ in range(100):
             await asyncio.sleep(0)
-        async with pages(port=unused_tcp_port, kv_event_sources={"0": rank}):
+        async with pages(port=port, kv_event_sources={"0": rank}):
             await until(lambda: whole.told.replays, "connected")
             publisher.publish(stored(ONE))
             await whole.is_followed()

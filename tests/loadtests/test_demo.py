@@ -14,32 +14,11 @@ from loadtests.demo import DEFAULT_POLICY, POLICIES, Trial, calls_of, verdict
 from loadtests.drive import Run
 from loadtests.replay import sessions
 from loadtests.report import Summary
+from tests.ports import are_free, free_ports
 
 WITHIN_S = 150.0  # with a machine that others use too; alone it is a fifth
 FAST = ("--users", "1", "--time-scale", "0.1")
 PORTS = 6  # the gateway's two, four engines
-
-
-def free_ports(count: int) -> int:
-    """Find `count` ports in a row that nobody listens on."""
-    for first in range(21_000, 31_000, 10):
-        if is_free(first, count):
-            return first
-    raise AssertionError("no free ports")
-
-
-def is_free(first: int, count: int) -> bool:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for offset, probe in enumerate(sockets):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # past connections are nobody's
-            probe.bind(("127.0.0.1", first + offset))
-    except OSError:
-        return False
-    finally:
-        for probe in sockets:
-            probe.close()
-    return True
 
 
 async def start(first: int, *words: str) -> asyncio.subprocess.Process:
@@ -105,7 +84,7 @@ async def test_the_demo_shows_the_policies_side_by_side_and_ends_well() -> None:
     assert all(len(line) <= 80 for line in text.splitlines() if "kvlane" not in line and "curl" not in line), text
     assert "/metrics" in text
     assert "curl -N" in text
-    assert is_free(first, PORTS)
+    assert are_free(first, PORTS)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +109,7 @@ async def test_the_demo_ends_cleanly_whenever_it_is_told_to(number: signal.Signa
         assert await process.wait() == 0, rest
     assert b"Traceback" not in rest
     assert rest.rstrip().endswith(b"stopped")
-    assert is_free(first, PORTS)
+    assert are_free(first, PORTS)
 
 
 async def test_a_port_that_is_taken_is_named() -> None:
@@ -143,4 +122,4 @@ async def test_a_port_that_is_taken_is_named() -> None:
         output, _ = await asyncio.wait_for(process.communicate(), WITHIN_S)
     assert process.returncode == 1
     assert str(first + PORTS - 1) in output.decode()
-    assert is_free(first, PORTS)
+    assert are_free(first, PORTS)

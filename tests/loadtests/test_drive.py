@@ -23,6 +23,7 @@ from loadtests.settings import Settings
 from loadtests.tokens import cut
 from loadtests.traffic import Mix, Traffic, arrivals
 from tests.loadtests.calls import until
+from tests.ports import free_port
 
 MIX = Mix(system_prompts=2, system_tokens=200, turn_tokens=20, output_tokens=5)
 SIM = Path(sys.executable).with_name("kvlane-sim")
@@ -168,9 +169,7 @@ async def run_fleet(*arguments: str) -> tuple[asyncio.subprocess.Process, list[s
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_fleet_serves_until_interrupted_and_exits_0(tmp_path: Path, number: signal.Signals) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process, urls = await run_fleet("-n", "1", "--port", str(port), "--time-scale", "0", "--model", "other")
     assert urls == [f"http://127.0.0.1:{port}"]
     out = tmp_path / "numbers.json"

@@ -21,7 +21,7 @@ from loadtests.report import Spread
 from loadtests.several import Stand, binary
 from loadtests.stand import NotReady
 from tests.fleet_fixtures import FAST, before, until
-from tests.loadtests.test_demo import free_ports, is_free
+from tests.ports import are_free, free_ports
 from tests.redis_server import RedisServer
 from tests.test_limits import ask, tenant
 
@@ -64,7 +64,7 @@ def test_no_tenant_gets_more_than_it_may_have_from_several_gateways(tmp_path: Pa
     assert found["cost"]["scripts"] <= reserved + found["cost"]["leases"]
     assert found["cost"]["leases"] >= admitted
     assert found["problems"] == []
-    assert is_free(first, PORTS)
+    assert are_free(first, PORTS)
 
 
 async def test_a_request_that_is_admitted_calls_redis_twice_and_one_that_is_refused_once(

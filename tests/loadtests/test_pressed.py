@@ -38,7 +38,7 @@ from loadtests.simulate import Simulation
 from loadtests.workloads import BATCH, INTERACTIVE, Job
 from policies.tickets import CLASSES
 from tests.fleet_fixtures import house
-from tests.loadtests.test_demo import free_ports
+from tests.ports import free_ports
 
 WITHIN_S = 60.0
 SEED = 0

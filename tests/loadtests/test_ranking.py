@@ -17,7 +17,8 @@ from loadtests.settings import Settings
 from loadtests.stand import MAX_CONTEXT_TOKENS, PROFILE, Plan
 from loadtests.vocabulary import small_tokenizer, vocabulary
 from tests.fleet_fixtures import house
-from tests.loadtests.test_demo import PORTS, free_ports
+from tests.loadtests.test_demo import PORTS
+from tests.ports import free_ports
 
 SEED, USERS = 0, 1
 TIME_SCALE = 0.2  # of the wire: hit rates hang on the order of things, little on their pace
