@@ -24,6 +24,8 @@ PATIENCE_S = 10.0  # for what takes milliseconds on an idle machine
 INTERVAL_S = 0.05  # of health checks: a second, scaled
 FAST = Settings(time_scale=0.0)
 CHAT = "/v1/chat/completions"
+SELDOM: dict[str, object] = {"interval_s": 3600, "state_interval_s": 3600}
+"""Of health checks: none while a test counts connections, or wants its request to be the first to meet a fault."""
 SECTIONS: dict[str, dict[str, object]] = {
     "listen": {"port": 0, "admin_port": 0},
     "health": {"interval_s": INTERVAL_S, "timeout_s": 1, "state_interval_s": INTERVAL_S},

@@ -11,10 +11,8 @@ import pytest
 
 from loadtests.faults import Fault, Kind
 from loadtests.settings import Settings
-from tests.fleet_fixtures import CHAT, House, allow_open_files, house, leave, prompt, until
+from tests.fleet_fixtures import CHAT, SELDOM, House, allow_open_files, house, leave, prompt, until
 
-SELDOM: dict[str, object] = {"interval_s": 3600, "state_interval_s": 3600}
-"""Health checks that do not open connections of their own while a test counts them."""
 STALE_S = 0.03  # a second, scaled
 STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
 
