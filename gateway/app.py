@@ -24,6 +24,7 @@ from gateway.accountpages import AccountPages, LimitState
 from gateway.accounts import Keeper
 from gateway.admin import admin_app
 from gateway.admin import log as admin_log
+from gateway.bookkeepers import Bookkeepers
 from gateway.classes import Classes
 from gateway.client import ClientServer
 from gateway.config import Config, PoolConfig
@@ -67,7 +68,6 @@ from policies.catalog import POLICIES
 from policies.index import PrefixIndex
 from policies.learned import OutputHabits
 from policies.own import OwnPrefixes
-from policies.record import RequestRecord
 
 log = logging.getLogger(__name__)
 
@@ -151,6 +151,14 @@ class Gateway:
             lambda tenant: self.proxy.in_flight[tenant],
             time.time,
         )
+        self.scaling = Scaling(
+            self.fleet, self.gate, self._clock, classes.flow, aims_of(config.scaling, config.admission)
+        )
+        self.scaling.show(self.metrics)
+        told = {"scaling": self.scaling.note, "accounts": self._keeper.note, "doctor": self._doctor.note}
+        prints = None
+        if self._access_log is not None:
+            told["access log"], prints = self._access_log.write, self._access_log.prints
         self.readers = Readers(config.models, Questions(self.fleet, self._session, self._clock))
         self.proxy = Proxy(
             fleet=self.fleet,
@@ -174,8 +182,7 @@ class Gateway:
             gate=self.gate,
             keepalive_s=config.admission.keepalive_s,
             metrics=self.metrics,
-            on_record=self._record,
-            prints=None if self._access_log is None else self._access_log.prints,
+            books=Bookkeepers(self.tracing, self.metrics, prints, told),
             is_draining=lambda: self._is_draining,
             new_id=self._new_id,
             listen=config.listen,
@@ -202,10 +209,6 @@ class Gateway:
         )
         add_limiter_gauges(self.metrics, self.limiter, self._line)
         self.lag = LoopLag(self._clock, self.metrics.loop_lag.distribution(()))
-        self.scaling = Scaling(
-            self.fleet, self.gate, self._clock, classes.flow, aims_of(config.scaling, config.admission)
-        )
-        self.scaling.show(self.metrics)
         self.overview = Overview(
             self.metrics, self.fleet, self.gate, tenants, self._look_at, self._clock, self.proxy, self.lag
         )
@@ -354,14 +357,6 @@ class Gateway:
     def _new_id(self) -> str:
         """Name a request as nobody can foresee: engines refuse a name that runs already, whoever's it is."""
         return f"req_{secrets.token_hex(10)}"
-
-    def _record(self, record: RequestRecord) -> None:
-        self.metrics.observe(record, record.trace_id)
-        self.scaling.note(record)
-        self._keeper.note(record)
-        self._doctor.note(record)
-        if self._access_log is not None:
-            self._access_log.write(record)
 
     def _line_to_redis(self) -> Line | None:
         try:

@@ -56,9 +56,9 @@ class Admitted:
         return None if self.ticket is None else self.ticket.predicted_wait_s
 
     @property
-    def has_waited(self) -> bool:
-        """Whether there was no room for it when it came."""
-        return self.ticket is not None and self.ticket.waited_s > 0
+    def waited_s(self) -> float:
+        """What its wait was; 0 where there was room when it came."""
+        return 0.0 if self.ticket is None else self.ticket.waited_s
 
     def move(self, lease: Lease) -> None:
         """Go on at another endpoint."""

@@ -83,6 +83,10 @@ class Distribution:
         if seen is not None:
             self.exemplars[bucket] = value, seen
 
+    def link(self, value: float, seen: Seen) -> None:
+        """Say whose a value was that has been counted: it is not always known at once whether anybody can look."""
+        self.exemplars[bisect_left(self.bounds, value)] = value, seen
+
 
 class Histogram:
     """A distribution by labels."""

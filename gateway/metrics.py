@@ -106,6 +106,11 @@ class Metrics:
             "Constant prompt tokens computed again because of what varies before them, estimated: see kvlane doctor.",
             ("tenant", "finding"),
         )
+        self.book_faults = self._counter(
+            "kvlane_bookkeeping_failures_total",
+            "Times that a fault of ours kept a finished request out of one of the books; the log has it.",
+            ("keeper",),
+        )
         self.log_drops = self._counter("kvlane_access_log_drops_total", "Access log lines dropped.", ())
         self.traces = self._counter(
             "kvlane_traces_total",
@@ -140,19 +145,29 @@ class Metrics:
         """Let a value be read at scrape time."""
         self._instruments.append(Gauge(name, documentation, labels, read))
 
-    def observe(self, record: RequestRecord, trace_id: str | None = None) -> None:
+    def observe(self, record: RequestRecord, trace_id: str | None = None, *, has_waited: bool = False) -> None:
         """Count one finished request.
 
         Args:
             record: Of it; its model is empty, or one that the fleet knows.
             trace_id: Of its trace, if that is recorded: latencies of it link there.
+            has_waited: Whether it was let in after a wait: the door has counted that, and it links there too.
         """
         whose = self._requesters.get((record.model, record.tenant))
         if whose is None:
             whose = _Requester(self, record.model or "none", record.tenant)
             if len(self._requesters) < MAX_SERIES:
                 self._requesters[(record.model, record.tenant)] = whose
-        whose.ended(record, None if trace_id is None else Seen(trace_id, record.arrived_at + record.e2e_s))
+        seen = None if trace_id is None else Seen(trace_id, record.arrived_at + record.e2e_s)
+        whose.ended(record, seen)
+        if seen is not None and has_waited:
+            of_class = (record.service_class or "",)
+            for waits, wait_s in (
+                (self.queue_wait, record.waited_s),
+                (self.queue_wait_predicted, record.predicted_wait_s),
+            ):
+                if wait_s is not None:
+                    waits.distribution(of_class).link(wait_s, seen)
 
     def collect(self) -> Iterator[Metric]:
         """Give all series of ours, metric by metric."""

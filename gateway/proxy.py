@@ -27,6 +27,7 @@ from aiohttp.web_request import BaseRequest
 
 from gateway import openai
 from gateway.attempt import Failure, ask, judge
+from gateway.bookkeepers import Bookkeepers
 from gateway.client import ClientAnswer
 from gateway.connection import Stalled
 from gateway.demand import Demand
@@ -60,10 +61,9 @@ from gateway.trace import CLIENT_LEFT, Trace, kvlane_lines, outcome_of, own_line
 from gateway.tracing import Tracing
 from gateway.upstream import Upstream
 from policies.endpoint import Endpoint
-from policies.fingerprint import Fingerprinter
 from policies.own import OwnPrefixes
 from policies.pools import Standing
-from policies.record import Outcome, RequestRecord
+from policies.record import Outcome
 from policies.retries import RetryBudget
 
 log = logging.getLogger(__name__)
@@ -90,8 +90,7 @@ class Proxy:
         gate: Gate,
         keepalive_s: float | None,
         metrics: Metrics,
-        on_record: Callable[[RequestRecord], None],
-        prints: Fingerprinter | None,
+        books: Bookkeepers,
         is_draining: Callable[[], bool],
         new_id: Callable[[], str],
         listen: Listen,
@@ -111,8 +110,7 @@ class Proxy:
         self._gate = gate
         self._keepalive_s = keepalive_s
         self._metrics = metrics
-        self._on_record = on_record
-        self._prints = prints
+        self._books = books
         self._is_draining = is_draining
         self._new_id = new_id
         self._listen = listen
@@ -230,7 +228,7 @@ class Proxy:
             place = await self._enter(exchange, standing, client, trace)
         finally:
             trace.waited_s = self._clock() - came_at
-        trace.admitted(place.predicted_wait_s, has_waited=place.has_waited)
+        trace.admitted(place.predicted_wait_s, place.waited_s)
         with place:
             while True:
                 with place.lease as lease:
@@ -394,7 +392,4 @@ class Proxy:
         if trace.outcome is Outcome.DISCONNECTED and client.status and not trace.has_left:
             trace.outcome = outcome_of(client.status)
         trace.begin(Hop.SETTLE)
-        trace.ended()
-        record = trace.finish(self._clock(), self._prints)
-        record.trace_id = self._tracing.end(trace, record)
-        self._on_record(record)
+        self._books.close(trace)

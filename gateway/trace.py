@@ -38,6 +38,8 @@ class Trace:
     """In the queue, as predicted when it came."""
     waited_s: float | None = None
     """In the queue; None where it never came there."""
+    has_waited: bool = False
+    """Whether there was no room for it when it came, and it was let in all the same."""
     service_class: str | None = None
     prefix: tuple[BlockHash, ...] = ()
     unit_tokens: int | None = None
@@ -67,11 +69,14 @@ class Trace:
         if self.hops is not None:
             self.hops.begin(hop)
 
-    def admitted(self, predicted_wait_s: float | None, *, has_waited: bool) -> None:
-        """Note that it was let in, and what its wait was predicted to be."""
+    def admitted(self, predicted_wait_s: float | None, waited_s: float) -> None:
+        """Note that it was let in, what its wait was predicted to be, and what the door says it was (0: none)."""
         self.predicted_wait_s = predicted_wait_s
+        self.has_waited = waited_s > 0
+        if self.has_waited:
+            self.waited_s = waited_s
         if self.hops is not None:
-            self.hops.admitted(has_waited=has_waited)
+            self.hops.admitted(has_waited=self.has_waited)
 
     def tried(self, choice: Choice, pool: str, kind: Enum | None, at: float) -> None:
         """Note that a try begins, at an engine of such a kind."""

@@ -273,7 +273,7 @@ async def test_a_client_that_leaves_with_its_whole_answer_was_served(monkeypatch
     hello = whole(200, b'{"choices":[{"message":{"content":"Hi there"}}]}')
     async with ScriptedEngine(says(hello)) as engine, serving(engine.url) as gateway:
         records: list[RequestRecord] = []
-        monkeypatch.setattr(gateway.proxy, "_on_record", records.append)
+        monkeypatch.setattr(gateway.proxy._books, "_others", (("test", records.append),))
         async with RawClient.to(gateway.url) as client:
             client.ask(CHAT, chat())
             assert (await client.answer()).status == 200

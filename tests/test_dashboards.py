@@ -356,6 +356,10 @@ TRIED: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {'kvlane_tenants_stale{instance="1",source="redis"}': "0x476 1x4"},
     ),
     "KvlaneUsageUnsaved": ({"kvlane_accounting_unsaved": "1x480"}, {"kvlane_accounting_unsaved": "0x480"}),
+    "KvlaneBooksIncomplete": (
+        {'kvlane_bookkeeping_failures_total{keeper="doctor"}': "0x478 1x2"},
+        {'kvlane_bookkeeping_failures_total{keeper="doctor"}': "4x480"},
+    ),
     "KvlaneAccessLogDrops": (
         {"kvlane_access_log_drops_total": "0x478 1x2"},
         {"kvlane_access_log_drops_total": "4x480"},

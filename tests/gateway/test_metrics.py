@@ -95,6 +95,7 @@ PAGE = {
     "kvlane_tenants": set(),
     "kvlane_api_keys": set(),
     "kvlane_tenants_stale": {"source"},
+    "kvlane_bookkeeping_failures_total": {"keeper"},
     "kvlane_build_info": {"version"},
 }
 """What dashboards and alert rules are written against."""
@@ -250,6 +251,22 @@ def test_each_bucket_has_the_last_exemplar_and_no_more() -> None:
     assert exemplars(metrics)["kvlane_ttft_seconds"] == [(f"{98:032x}", 0.3), (f"{99:032x}", 1.3)]
 
 
+def test_waits_that_were_counted_at_the_door_link_there_too() -> None:
+    metrics = Metrics()
+    waited = replace(STREAM, service_class="batch", waited_s=0.3, predicted_wait_s=7.0)
+    metrics.queue_wait.distribution(("batch",)).observe(0.3)
+    metrics.queue_wait_predicted.distribution(("batch",)).observe(7.0)
+    metrics.observe(waited, TRACE_ID)
+    assert not exemplars(metrics).keys() & {"kvlane_queue_wait_seconds"}, "it did not wait"
+    metrics.observe(waited, has_waited=True)
+    assert not exemplars(metrics).keys() & {"kvlane_queue_wait_seconds"}, "nobody could look"
+    metrics.observe(waited, TRACE_ID, has_waited=True)
+    found = exemplars(metrics)
+    assert found["kvlane_queue_wait_seconds"] == [(TRACE_ID, 0.3)]
+    assert found["kvlane_queue_wait_predicted_seconds"] == [(TRACE_ID, 7.0)]
+    assert value(read(metrics), "kvlane_queue_wait_seconds_count", **{"class": "batch"}) == 1, "to link is not to count"
+
+
 def test_an_exemplar_says_when_it_was() -> None:
     metrics = Metrics()
     metrics.observe(replace(STREAM, arrived_at=1_800_000_000.0, e2e_s=2.5), TRACE_ID)
@@ -369,6 +386,7 @@ async def test_the_page_has_every_metric_with_its_labels_and_nothing_else() -> N
         await whole.ask(model="nobody")
         whole.gateway.metrics.endpoint_failures.add(("e0", "cut"))
         whole.gateway.metrics.retries.add(("cut",))
+        whole.gateway.metrics.book_faults.add(("doctor",))
         whole.gateway.metrics.prefix_waste.add(("anonymous", "time"))
         whole.gateway.metrics.admission_refusals.add(("default", "batch", "shed"))
         whole.gateway.metrics.limit_refusals.add(("a", "parallel"))
@@ -463,6 +481,19 @@ async def test_who_waits_is_counted_as_predicted_and_as_it_was() -> None:
         waited = await whole.metric("kvlane_queue_wait_seconds_count", **{"class": "interactive"})
         assert waited > 0
         assert await whole.metric("kvlane_queue_wait_predicted_seconds_count") == waited
+
+
+async def test_a_wait_links_to_the_trace_of_who_waited() -> None:
+    """Each in the bucket in which the door has counted it, so that the two agree to the last digit."""
+    tracing = {"endpoint": "http://127.0.0.1:9", "ratio": 1, "timeout_s": 0.1}
+    async with house(1, admission={"max_inflight": 1}, tracing=tracing) as whole:
+        whole.gateway.tracing.exporter = InMemorySpanExporter()
+        assert {reply.status for reply in await asyncio.gather(*(whole.ask() for _ in range(8)))} == {200}
+        await whole.rests()
+        (waits,) = whole.gateway.metrics.queue_wait.series.values()
+        assert waits.exemplars
+        assert {at for at, count in enumerate(waits.counts) if count} == waits.exemplars.keys()
+        assert "kvlane_queue_wait_predicted_seconds" in exemplars(whole.gateway.metrics)
 
 
 async def test_a_page_in_openmetrics_links_to_the_traces_that_are_kept() -> None:
