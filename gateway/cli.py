@@ -84,18 +84,21 @@ def check(
     file: Annotated[Path | None, typer.Argument(help="Configuration (YAML).")] = None,
     json_schema: Annotated[bool, typer.Option("--json-schema", help="Print the schema, for editors.")] = False,
 ) -> None:
-    """Check a configuration; every problem is named, by path and value."""
+    """Check a configuration; every problem is named, by path and value. What may be meant so is a note."""
     if json_schema:
         sys.stdout.write(json.dumps(Config.model_json_schema(), indent=2) + "\n")
         return
     if file is None:
         give_up("say which FILE to check, or --json-schema")
     config = read(file, None)
-    problems = [*unreadable(config.models), *tenant_problems(config)]
+    tenant_problems, notes = looked_at_tenants(config)
+    problems = [*unreadable(config.models), *tenant_problems]
     for problem in problems:
         err.print(f"kvlane: {file}: {problem}", markup=False)
     if problems:
         raise SystemExit(WRONG_INPUT)
+    for note in notes:
+        err.print(f"kvlane: {file}: note: {note}", markup=False)
     pools = len(config.pools)
     endpoints = sum(len(pool.endpoints) for pool in config.pools)
     out.print(f"{file} is good: {pools} pool{'s' * (pools > 1)}, {endpoints} endpoint{'s' * (endpoints > 1)}")
@@ -111,12 +114,13 @@ def top(
         raise typer.Exit
 
 
-def tenant_problems(config: Config) -> Sequence[str]:
-    """Give what is wrong with a file of tenants; Redis is not asked."""
-    if config.tenants_file is None:
-        return ()
-    sources: list[Source] = [Inline(config), tenants_file(config.tenants_file)]
-    return asyncio.run(TenantWatch(Tenants(), sources, config).load())
+def looked_at_tenants(config: Config) -> tuple[Sequence[str], Sequence[str]]:
+    """Give what is wrong with tenants, and what is worth knowing of them; Redis is not asked."""
+    sources: list[Source] = [Inline(config)]
+    if config.tenants_file is not None:
+        sources.append(tenants_file(config.tenants_file))
+    watch = TenantWatch(Tenants(), sources, config)
+    return asyncio.run(watch.load()), watch.awaited()
 
 
 def raise_file_limit() -> None:

@@ -22,6 +22,10 @@ class Unreadable(Exception):
     """The document cannot be read at all; the message is one line."""
 
 
+class Missing(Unreadable):
+    """There is no such file."""
+
+
 class _Loader(yaml.SafeLoader):
     """YAML without dates, and without keys that stand twice."""
 
@@ -44,10 +48,13 @@ def read(path: Path) -> object:
     """Read a YAML file.
 
     Raises:
-        Unreadable: there is none, or it is not YAML, or not such that a configuration could come of it.
+        Missing: there is none.
+        Unreadable: it cannot be read, or is not YAML, or not such that a configuration could come of it.
     """
     try:
         return yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except FileNotFoundError as error:
+        raise Missing(error.strerror) from error
     except OSError as error:
         raise Unreadable(error.strerror or str(error)) from error
     except UnicodeDecodeError as error:

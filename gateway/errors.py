@@ -149,6 +149,12 @@ class Overloaded(GatewayError):
         super().__init__(message, retry_after_s=retry_after_s)
 
 
+class TenantsUnknown(GatewayError):
+    """Whose key it is cannot be said yet: not all tenants have been read since the start. Always with retry-after."""
+
+    status, type, code = 503, "service_unavailable_error", "tenants_unknown"
+
+
 class UpstreamTimeout(GatewayError):
     """No first byte by the deadline."""
 

@@ -368,6 +368,8 @@ class Proxy:
             return client.reply(200, JSON, b'{"status":"ok"}')
         if self._is_draining():
             return client.reply(503, JSON, b'{"status":"draining"}')
+        if unread := self._tenants.unread:
+            return client.reply(503, JSON, b'{"status":"not all tenants are known yet: %b"}' % unread.encode())
         if not self._fleet.is_serving():
             return client.reply(503, JSON, b'{"status":"no endpoint is ready"}')
         return client.reply(200, JSON, b'{"status":"ready"}')

@@ -1,7 +1,8 @@
 """Where tenants are told of, and how a change there is noticed.
 
 The configuration file, a file of tenants alone, Redis. A source is asked again and again; it gives what it holds when
-that has changed, and else nothing. What cannot be used is a SourceError, which it raises until it can.
+that has changed, and else nothing. What cannot be used is a SourceError, which it raises until it can; where there is
+nothing at all when it is first asked (a file that nobody has made yet, a Redis that is down or empty) it is NotThere.
 
 A file has changed when another mtime, size or inode says so, and is read once it has stood still from one look to the
 next: it may be in the middle of being written, and half a file can be a good one that lacks the other half of the
@@ -11,7 +12,8 @@ tenants and `anonymous` are taken, for nothing else can change while serving.
 In Redis, a hash has each tenant's JSON by its name, and a version beside it that rises with every change. It is the
 time of the change in microseconds, or one more than the last: so what was restored from an old copy, or written anew
 after everything was lost, is told from what is new. A version that falls, or is gone, is a Redis that has forgotten: a
-key that was revoked must not come back from there, and what was known holds on.
+key that was revoked must not come back from there, and what was known holds on. One without a version never had
+tenants, or has lost them before we came: that nobody may call is said by a version without tenants, never by silence.
 """
 
 import asyncio
@@ -42,6 +44,14 @@ class SourceError(Exception):
     """What a source holds cannot be used; the message is one line."""
 
 
+class NotThere(SourceError):
+    """There is nothing yet that could be right or wrong; `hint` says what would help, where that is known."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
 @dataclass(frozen=True, slots=True)
 class Callers:
     """Who may call, as one source says."""
@@ -69,6 +79,7 @@ class Source(Protocol):
         """Give what it holds now; None: what it gave before.
 
         Raises:
+            NotThere: there is nothing.
             SourceError: that cannot be used.
         """
 
@@ -120,9 +131,9 @@ class FileSource:
                 callers = self._parse(self._path)
             except SourceError as error:
                 self._trouble = str(error)
-            else:
-                self._trouble = ""
-                return callers
+                raise
+            self._trouble = ""
+            return callers
         self._seen = signature
         if self._trouble:
             raise SourceError(self._trouble)
@@ -147,10 +158,13 @@ def read_tenants(path: Path) -> tuple[TenantConfig, ...]:
     """Read a file of tenants alone.
 
     Raises:
+        NotThere: there is no such file.
         SourceError: it cannot be read, or says something that cannot be.
     """
     try:
         return tenants_of(document.read(path))
+    except document.Missing as error:
+        raise NotThere(str(error), "`kvlane key new CONFIG TENANT --create` makes it") from error
     except (document.Unreadable, ValueError) as error:
         raise SourceError(str(error)) from error
 
@@ -208,10 +222,12 @@ class RedisSource:
             self._silence = ""
             if documents is None:
                 return None
+            if not version and not documents:
+                raise NotThere("it has no tenants", "`kvlane tenant put` and `kvlane key new --create` put some there")
             callers = Callers(parse_documents(documents))
         except LineDown as error:
             self._silence = self._silence or f"{error}"
-            raise SourceError(self._silence) from error
+            raise NotThere(self._silence) from error
         except ValueError as error:
             raise SourceError(str(error)) from error
         self._version = version

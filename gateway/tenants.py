@@ -6,7 +6,8 @@ constant time. An expired key is refused like any other that is not good, and is
 
 All that is known is one snapshot, which `put` replaces whole: between two requests, never within one. A request keeps
 the Tenant that it was given, whatever comes after. Who may be let in without a key is said by the configuration, never
-by a snapshot being empty.
+by a snapshot being empty. A snapshot may say that it is not all there is (`unread`): a key that is not in it is not
+wrong then, but cannot be judged, and whoever has it is asked to come back.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ import hmac
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gateway.errors import InvalidApiKey, ModelNotAllowed
+from gateway.errors import InvalidApiKey, ModelNotAllowed, TenantsUnknown
 from gateway.tenancy import (
     ANONYMOUS_NAME,
     AnonymousConfig,
@@ -25,6 +26,7 @@ from gateway.tenancy import (
 )
 
 NEVER = float("inf")
+AGAIN_S = 1.0  # until a source that is back has been read
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +121,11 @@ class Tenants:
         self._by_name: dict[str, Tenant] = {}
         self._secrets: dict[bytes, Secret] = {}
         self._anonymous: Tenant | None = None
+        self.unread = ""
+        """Where there may be more tenants, which have not been read since the start; empty: there are no others."""
         self.put(configs, anonymous)
 
-    def put(self, configs: Iterable[TenantConfig], anonymous: AnonymousConfig | None) -> None:
+    def put(self, configs: Iterable[TenantConfig], anonymous: AnonymousConfig | None, unread: str = "") -> None:
         """Replace all that is known. Once anybody has had a key, keys are asked for what they are, for good."""
         by_name: dict[str, Tenant] = {}
         secrets: dict[bytes, Secret] = {}
@@ -129,7 +133,7 @@ class Tenants:
             tenant = by_name[config.name] = Tenant.of(config.name, config)
             secrets.update((secret.digest, secret) for secret in secrets_of(tenant, config))
         self._has_keys = self._has_keys or bool(by_name)
-        self._by_name, self._secrets = by_name, secrets
+        self._by_name, self._secrets, self.unread = by_name, secrets, unread
         self._anonymous = None if anonymous is None else Tenant.of(ANONYMOUS_NAME, anonymous)
 
     def __iter__(self) -> Iterator[Tenant]:
@@ -145,7 +149,7 @@ class Tenants:
     @property
     def are_few(self) -> bool:
         """Whether there is one at the most: nothing has to be kept from others."""
-        return len(self._by_name) + (self._anonymous is not None) <= 1
+        return not self.unread and len(self._by_name) + (self._anonymous is not None) <= 1
 
     @property
     def key_count(self) -> int:
@@ -166,6 +170,7 @@ class Tenants:
 
         Raises:
             InvalidApiKey: it is nobody's, or has expired; or there is none, and it needs one.
+            TenantsUnknown: it is nobody's so far, and not all tenants have been read.
         """
         if self._anonymous is not None and (key is None or not self._has_keys):
             return self._anonymous
@@ -174,6 +179,11 @@ class Tenants:
         presented = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
         secret = self._secrets.get(presented)
         if secret is None or not hmac.compare_digest(secret.digest, presented):
+            if self.unread:
+                raise TenantsUnknown(
+                    "whose API key this is cannot be said yet: not all tenants have been read since the start",
+                    retry_after_s=AGAIN_S,
+                )
             raise InvalidApiKey("this API key is not valid")
         if now >= secret.expires_at:
             raise InvalidApiKey("this API key has expired")

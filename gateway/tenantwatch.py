@@ -4,6 +4,12 @@ Each source is read in a task of its own, so that one that hangs holds up no oth
 stand beside what the others have given (no name and no secret twice, no class or model that is none); else it waits
 until it can, and what was taken of that source before holds on. So does what was taken of a source that cannot be
 read. Trouble is said once, in the log and as a gauge, and once more when it is over.
+
+At the start, what is wrong keeps the gateway from starting: somebody is there to mend it. What is not there does not (a
+Redis that is down, a file that nobody has made yet): a fleet whose gateways are restarted while Redis is away must come
+back by itself. Until such a source has been read once, the gateway serves those whom it knows, asks the others to come
+back (503: a key that it cannot know is not wrong), and is not ready, so that balancers look for one that knows all. No
+copy is kept on disk to start from: a key that was revoked meanwhile would be good again.
 """
 
 import asyncio
@@ -12,13 +18,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gateway.config import Config
 from gateway.metrics import Metrics
-from gateway.sources import Callers, Source, SourceError
+from gateway.sources import Callers, NotThere, Source, SourceError
 from gateway.tenancy import TenantConfig
 from gateway.tenants import Tenants
 
 log = logging.getLogger(__name__)
 
-FIRST_WITHIN_S = 5.0  # a source that is slower at the start keeps the gateway from starting
+FIRST_WITHIN_S = 5.0  # a source that is slower at the start counts as not there
 
 
 class _Origin:
@@ -30,6 +36,10 @@ class _Origin:
         self.waiting: Callers | None = None
         """What it has given, and could not be taken."""
         self.trouble = ""
+        self.is_awaited = False
+        """Whether it was not there at the start, and nothing was taken of it yet."""
+        self.hint = ""
+        """What would help then."""
 
 
 class TenantWatch:
@@ -52,10 +62,22 @@ class TenantWatch:
         await asyncio.gather(*(self._first(origin) for origin in self._origins))
         self._take()
         self._is_loaded = True
-        return [f"{origin.source.title}: {origin.trouble}" for origin in self._origins if origin.trouble]
+        wrong = [origin for origin in self._origins if origin.trouble and not origin.is_awaited]
+        return [f"{origin.source.title}: {origin.trouble}" for origin in wrong]
+
+    def awaited(self) -> Sequence[str]:
+        """Give what was not there at the start and has not come yet, a line each."""
+        return [
+            f"{origin.source.title}: {origin.trouble}; until there is something, keys that are nobody's yet get 503"
+            + (f"; {origin.hint}" if origin.hint else "")
+            for origin in self._origins
+            if origin.is_awaited
+        ]
 
     async def watch(self) -> None:
         """Follow every source, until cancelled."""
+        for line in self.awaited():
+            log.warning("tenants: not ready: %s", line)
         async with asyncio.TaskGroup() as group:
             for origin in self._origins:
                 if (every_s := origin.source.every_s) is not None:
@@ -76,6 +98,12 @@ class TenantWatch:
             ("source",),
             lambda: (((origin.source.name,), float(bool(origin.trouble))) for origin in self._origins),
         )
+        metrics.gauge(
+            "kvlane_tenants_unread",
+            "1 where a source of tenants was not there at the start and is not yet, so that the gateway is not ready.",
+            ("source",),
+            lambda: (((origin.source.name,), float(origin.is_awaited)) for origin in self._origins),
+        )
 
     # One source.
 
@@ -83,10 +111,12 @@ class TenantWatch:
         try:
             async with asyncio.timeout(FIRST_WITHIN_S):
                 origin.waiting = await origin.source.read()
+        except NotThere as error:
+            origin.trouble, origin.hint, origin.is_awaited = str(error), error.hint, True
         except SourceError as error:
             origin.trouble = str(error)
         except TimeoutError:
-            origin.trouble = f"no answer within {FIRST_WITHIN_S:g} s"
+            origin.trouble, origin.is_awaited = f"no answer within {FIRST_WITHIN_S:g} s", True
 
     async def _follow(self, origin: _Origin, every_s: float) -> None:
         while True:
@@ -117,13 +147,14 @@ class TenantWatch:
         taken: list[_Origin] = []
         while (origin := self._next()) is not None:
             assert origin.waiting is not None
-            origin.taken, origin.waiting = origin.waiting, None
+            origin.taken, origin.waiting, origin.is_awaited = origin.waiting, None, False
             taken.append(origin)
         if not taken:
             return
         every = [origin.taken for origin in self._origins]
         anonymous = next((callers.anonymous for callers in every if callers.anonymous is not None), None)
-        self._tenants.put([tenant for callers in every for tenant in callers.tenants], anonymous)
+        unread = ", ".join(origin.source.name for origin in self._origins if origin.is_awaited)
+        self._tenants.put([tenant for callers in every for tenant in callers.tenants], anonymous, unread)
         if self._is_loaded:
             told = ", ".join(origin.source.title for origin in taken)
             count = sum(len(callers.tenants) for callers in every)
@@ -162,7 +193,8 @@ class TenantWatch:
         if not self._is_loaded:  # who starts the gateway says so
             pass
         elif trouble:
-            log.warning("tenants: %s cannot be used, what it said before holds on: %s", origin.source.title, trouble)
+            so = "keys that are nobody's yet get 503" if origin.is_awaited else "what it said before holds on"
+            log.warning("tenants: %s cannot be used, %s: %s", origin.source.title, so, trouble)
         else:
             log.info("tenants: %s is good again", origin.source.title)
         origin.trouble = trouble

@@ -355,6 +355,10 @@ TRIED: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {'kvlane_tenants_stale{instance="1",source="redis"}': "1x480"},
         {'kvlane_tenants_stale{instance="1",source="redis"}': "0x476 1x4"},
     ),
+    "KvlaneTenantsUnread": (
+        {'kvlane_tenants_unread{instance="1",source="tenants_in_redis"}': "1x480"},
+        {'kvlane_tenants_unread{instance="1",source="tenants_in_redis"}': "1x477 0x3"},
+    ),
     "KvlaneUsageUnsaved": ({"kvlane_accounting_unsaved": "1x480"}, {"kvlane_accounting_unsaved": "0x480"}),
     "KvlaneBooksIncomplete": (
         {'kvlane_bookkeeping_failures_total{keeper="doctor"}': "0x478 1x2"},

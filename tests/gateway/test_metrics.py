@@ -95,6 +95,7 @@ PAGE = {
     "kvlane_tenants": set(),
     "kvlane_api_keys": set(),
     "kvlane_tenants_stale": {"source"},
+    "kvlane_tenants_unread": {"source"},
     "kvlane_bookkeeping_failures_total": {"keeper"},
     "kvlane_build_info": {"version"},
 }

@@ -18,6 +18,7 @@ from gateway.sources import (
     VERSION,
     Callers,
     FileSource,
+    NotThere,
     RedisSource,
     SourceError,
     configuration_file,
@@ -141,6 +142,18 @@ def test_a_file_that_is_gone_is_trouble_until_it_is_back(file: Path) -> None:
     assert [look(source), look(source), look(source)] == ["No such file or directory", ["a"], None]
 
 
+def test_a_file_that_nobody_has_made_yet_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "tenants.yaml"
+    source = tenants_file(path)
+    with pytest.raises(NotThere) as caught:
+        source.look()
+    assert "kvlane key new" in caught.value.hint
+    assert look(source) == "No such file or directory"
+    path.write_text(A)
+    looks = [look(source) for _ in range(3)]
+    assert [found for found in looks if found not in (None, "No such file or directory")] == [["a"]]
+
+
 def test_a_file_that_a_fault_of_ours_kept_from_being_read_is_trouble_until_it_changes(file: Path) -> None:
     def parse(path: Path) -> Callers:
         raise ZeroDivisionError
@@ -216,13 +229,33 @@ async def names(source: RedisSource) -> list[str] | str | None:
 
 async def test_tenants_are_read_when_their_version_rises(line: Line, redis_server: RedisServer) -> None:
     source = RedisSource(line)
-    assert [await names(source), await names(source)] == [[], None]
     put(redis_server, 1, a={"name": "a"}, b={"name": "b", "limits": {"parallel": 1}})
     assert [await names(source), await names(source)] == [["a", "b"], None]
     put(redis_server, None, c={"name": "c"})
     assert await names(source) is None
     put(redis_server, 2)
     assert await names(source) == ["a", "b", "c"]
+
+
+async def test_a_redis_in_which_nobody_ever_wrote_is_not_one_without_tenants(
+    line: Line, redis_server: RedisServer
+) -> None:
+    """It may have lost them before this gateway came: a version without tenants says that nobody may call."""
+    source = RedisSource(line)
+    for _ in range(2):
+        with pytest.raises(NotThere, match=r"^it has no tenants$"):
+            await source.read()
+    put(redis_server, 1)
+    assert [await names(source), await names(source)] == [[], None]
+
+
+async def test_at_first_a_redis_that_is_down_is_not_there(line: Line, redis_server: RedisServer) -> None:
+    source = RedisSource(line)
+    put(redis_server, 1, a={"name": "a"})
+    with redis_server.frozen(), pytest.raises(NotThere, match=r"^redis "):
+        await source.read()
+    await until(lambda: line.is_up)
+    assert await names(source) == ["a"]
 
 
 async def test_a_redis_that_has_forgotten_brings_nothing_back(line: Line, redis_server: RedisServer) -> None:

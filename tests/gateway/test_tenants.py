@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import GatewayError, InvalidApiKey, ModelNotAllowed
+from gateway.errors import GatewayError, InvalidApiKey, ModelNotAllowed, TenantsUnknown
 from gateway.tenancy import AnonymousConfig, LimitsConfig, TenantConfig
 from gateway.tenants import ANONYMOUS, Tenants
 
@@ -55,6 +55,21 @@ def test_a_key_that_is_nobodys_is_refused(key: str | None) -> None:
 def test_no_guess_is_let_in(key: str) -> None:
     if key not in ("key-a", "key-a-2", "key-b"):
         refusal(TENANTS, key)
+
+
+def test_while_not_all_is_known_a_key_of_nobody_yet_cannot_be_judged() -> None:
+    tenants = Tenants()
+    tenants.put([tenant("a", "key-a")], None, unread="tenants_in_redis")
+    assert tenants.identify("key-a", NOW).name == "a"
+    with pytest.raises(TenantsUnknown) as caught:
+        tenants.identify("key-b", NOW)
+    assert (caught.value.status, caught.value.retry_after_s) == (503, 1)
+    for key in (None, ""):
+        assert "required" in refusal(tenants, key), "that is wrong whoever is there"
+    assert not tenants.are_few, "others have put what is in the engines' caches"
+    tenants.put([tenant("a", "key-a")], None)
+    assert "not valid" in refusal(tenants, "key-b")
+    assert tenants.are_few
 
 
 def test_a_key_that_only_begins_like_a_good_one_is_refused() -> None:

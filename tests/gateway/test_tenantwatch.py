@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from gateway.config import Config, build
-from gateway.errors import InvalidApiKey
-from gateway.sources import Callers, SourceError
+from gateway.errors import InvalidApiKey, TenantsUnknown
+from gateway.sources import Callers, NotThere, SourceError
 from gateway.tenancy import AnonymousConfig, TenantConfig
 from gateway.tenants import Tenants
 from gateway.tenantwatch import TenantWatch
@@ -51,7 +51,7 @@ class Watched:
         return {origin.source.name: origin.trouble for origin in self.watch._origins if origin.trouble}
 
     def opens(self, *keys: str) -> list[str]:
-        """Name the tenants of keys; - where one opens nothing."""
+        """Name the tenants of keys; - where one opens nothing, ? where nobody can say yet."""
         return [self._opens(key) for key in keys]
 
     def _opens(self, key: str) -> str:
@@ -59,6 +59,8 @@ class Watched:
             return self.tenants.identify(key, NOW).name
         except InvalidApiKey:
             return "-"
+        except TenantsUnknown:
+            return "?"
 
 
 async def loaded(*sources: Told, config: Config = CONFIG) -> Watched:
@@ -177,6 +179,48 @@ async def test_who_calls_without_a_key_may_change_too() -> None:
     await watched.round()
     with pytest.raises(InvalidApiKey):
         watched.tenants.identify(None, NOW)
+
+
+async def test_what_is_not_there_yet_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    """Those whom others tell of may call; once it has been read once, it is a source like any other."""
+    caplog.set_level(logging.INFO)
+    file, redis = Told("file", tenant("a", "ka")), Told("redis")
+    redis.next = NotThere("no answer", "start it")
+    watched = await loaded(file, redis)
+    assert watched.opens("ka", "kb") == ["a", "?"]
+    assert watched.tenants.unread == "redis"
+    assert watched.watch.awaited() == [
+        "redis: no answer; until there is something, keys that are nobody's yet get 503; start it"
+    ]
+    for _ in range(3):
+        await watched.round()
+    assert lines(caplog, logging.INFO) == []
+    redis.next = SourceError("is no JSON")
+    for _ in range(3):
+        await watched.round()
+    assert watched.opens("ka", "kb") == ["a", "?"], "what is wrong is not there either"
+    assert lines(caplog, logging.INFO) == [
+        "tenants: redis cannot be used, keys that are nobody's yet get 503: is no JSON"
+    ]
+    caplog.clear()
+    redis.tell(tenant("b", "kb"))
+    await watched.round()
+    assert (watched.opens("ka", "kb", "kc"), watched.tenants.unread) == (["a", "b", "-"], "")
+    assert (watched.watch.awaited(), watched.troubles) == ([], {})
+    assert lines(caplog, logging.INFO) == [
+        "tenants: 2 with 2 secrets, since redis has changed",
+        "tenants: redis is good again",
+    ]
+    redis.next = NotThere("no answer")
+    await watched.round()
+    assert watched.opens("ka", "kb", "kc") == ["a", "b", "-"], "what it said holds on"
+
+
+async def test_what_is_wrong_elsewhere_keeps_from_starting_all_the_same() -> None:
+    file, redis = Told("file"), Told("redis")
+    file.next, redis.next = SourceError("is not YAML"), NotThere("no answer")
+    watched = Watched(file, redis)
+    assert await watched.watch.load() == ["file: is not YAML"]
 
 
 async def test_trouble_at_the_start_is_told_to_who_starts(caplog: pytest.LogCaptureFixture) -> None:
