@@ -123,6 +123,7 @@ class AccountPages:
         configs: Callable[[], Iterable[TenantConfig]],
         look: Look,
         in_flight: Callable[[str], int],
+        unknown_models: Callable[[Tenant], Sequence[str] | None],
         wall: Callable[[], float],
     ) -> None:
         """Make the pages.
@@ -133,6 +134,7 @@ class AccountPages:
             configs: Gives the sections of the configuration that tenants have, as they are now: their keys.
             look: At limits.
             in_flight: How many requests a tenant has in this gateway, by its name.
+            unknown_models: Gives the models that a tenant's section names and that are none; None: nobody can say yet.
             wall: Seconds since 1970.
         """
         self._keeper = keeper
@@ -140,6 +142,7 @@ class AccountPages:
         self._configs = configs
         self._look = look
         self._in_flight = in_flight
+        self._unknown_models = unknown_models
         self._wall = wall
 
     def routes(self) -> list[web.RouteDef]:
@@ -190,6 +193,7 @@ class AccountPages:
             "service_class": tenant.service_class,
             "weight": tenant.weight,
             "models": sorted(tenant.models),
+            "unknown_models": self._unknown_models(tenant),
             "keys": [described(entry, now) for entry in keys],
             "in_flight": self._in_flight(tenant.name),
         }

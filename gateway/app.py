@@ -44,6 +44,7 @@ from gateway.logs import reason
 from gateway.looplag import LoopLag
 from gateway.members import FleetPool, Member
 from gateway.metrics import Metrics
+from gateway.modelnames import ModelNames
 from gateway.models import Models
 from gateway.overview import Overview
 from gateway.probe import Probe
@@ -131,6 +132,7 @@ class Gateway:
         self._line = self._line_to_redis()
         self._tenant_watch = TenantWatch(tenants, tenant_sources(config, file, self._line), config)
         self._tenant_watch.show(self.metrics)
+        self._model_names = ModelNames(config, self.fleet, tenants)
         self._cache_root = (config.cache_secret or secrets.token_hex(32)).encode()
         self._doctor = PrefixDoctor(config.doctor, self._cache_root, self.metrics, self._clock)
         self.limiter = Limiter(self.metrics, lambda: time.time_ns() // 1000, self._line)
@@ -149,6 +151,7 @@ class Gateway:
             self._tenant_watch.configs,
             self._look_at,
             lambda tenant: self.proxy.in_flight[tenant],
+            self._model_names.unknown_of,
             time.time,
         )
         self.scaling = Scaling(
@@ -262,8 +265,8 @@ class Gateway:
                 lends=pool_config.lends,
             )
             await self._follow_once(pool, pool_config)
-        watches = (self.lag.watch(), self.scaling.watch(), self._tenant_watch.watch(), self.overview.history.watch())
-        self._tasks += map(asyncio.create_task, watches)
+        parts = (self.lag, self.scaling, self._tenant_watch, self._model_names, self.overview.history)
+        self._tasks += [asyncio.create_task(part.watch()) for part in parts]
         self.tracing.start()
         gc.set_threshold(*GC_THRESHOLDS)
         gc.collect()

@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 import uvloop
 
-from gateway import doctorcli, keycli, kvcli, metricscli, profilecli, tenantcli, topcli, usagecli
+from gateway import doctorcli, keycli, kvcli, metricscli, modelnames, profilecli, tenantcli, topcli, usagecli
 from gateway.app import Gateway, StartError
 from gateway.config import Config
 from gateway.logs import Discreet, log_loop_fault, reason
@@ -119,8 +119,17 @@ def looked_at_tenants(config: Config) -> tuple[Sequence[str], Sequence[str]]:
     sources: list[Source] = [Inline(config)]
     if config.tenants_file is not None:
         sources.append(tenants_file(config.tenants_file))
-    watch = TenantWatch(Tenants(), sources, config)
-    return asyncio.run(watch.load()), watch.awaited()
+    tenants = Tenants()
+    watch = TenantWatch(tenants, sources, config)
+    problems = asyncio.run(watch.load())
+    known = modelnames.configured(config) if modelnames.is_told_in_full(config) else None
+    strange = {} if known is None else {each.name: modelnames.unknown_of(each, known) for each in tenants}
+    mistyped = [
+        f"tenant {modelnames.worded({name: names})}: no endpoint serves that, no model or alias is called so"
+        for name, names in strange.items()
+        if names
+    ]
+    return problems, [*watch.awaited(), *mistyped]
 
 
 def raise_file_limit() -> None:

@@ -73,6 +73,7 @@ LEVELS = (
         "sources",
         "tracing + spans",
         "limiter + sharedledger",
+        "modelnames",
         "modelconfig + modelblocks + modelfile + quantized",
     ),
     (

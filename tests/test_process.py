@@ -528,28 +528,30 @@ async def test_check_says_that_a_good_file_is_good(tmp_path: Path) -> None:
 async def test_a_newcomer_checks_serves_and_then_makes_the_first_key(tmp_path: Path) -> None:
     """The file of tenants comes with the first key: before that nothing is wrong, and it is said what to do."""
     file, tenants = tmp_path / "kvlane.yaml", tmp_path / "tenants.yaml"
-    async with Cluster(1, FAST) as cluster:
-        async with GatewayProcess.serving(tmp_path, cluster.urls, tenants_file=tenants.name) as gateway:
-            status, out, err = await run("check", str(file))
-            assert (status, out) == (0, f"{file} is good: 1 pool, 1 endpoint\n")
-            assert err.count("\n") == 1
-            assert f"note: {tenants}: No such file or directory" in err
-            assert "kvlane key new" in err
-            async with aiohttp.ClientSession(gateway.url) as session:
-                assert await status_of(session, "/readyz") == 503
-                await until(lambda: any("kvlane key new" in line for line in gateway.log), "it is said")
-                status, secret, _ = await run("key", "new", str(file), "team-a", "--create")
-                assert status == 0
-                made_at = asyncio.get_running_loop().time()
-                while await status_of(session, "/readyz") != 200:
-                    assert asyncio.get_running_loop().time() < made_at + 2
-                    await asyncio.sleep(0.01)
-                headers = {"authorization": f"Bearer {secret.strip()}"}
-                async with session.post(CHAT, json=prompt("hello"), headers=headers) as response:
-                    assert response.status == 200
-                assert await ask(session) == 401
-            status, out, err = await run("check", str(file))
-            assert (status, err) == (0, "")
+    async with (
+        Cluster(1, FAST) as cluster,
+        GatewayProcess.serving(tmp_path, cluster.urls, tenants_file=tenants.name) as gateway,
+    ):
+        status, out, err = await run("check", str(file))
+        assert (status, out) == (0, f"{file} is good: 1 pool, 1 endpoint\n")
+        assert err.count("\n") == 1
+        assert f"note: {tenants}: No such file or directory" in err
+        assert "kvlane key new" in err
+        async with aiohttp.ClientSession(gateway.url) as session:
+            assert await status_of(session, "/readyz") == 503
+            await until(lambda: any("kvlane key new" in line for line in gateway.log), "it is said")
+            status, secret, _ = await run("key", "new", str(file), "team-a", "--create")
+            assert status == 0
+            made_at = asyncio.get_running_loop().time()
+            while await status_of(session, "/readyz") != 200:
+                assert asyncio.get_running_loop().time() < made_at + 2
+                await asyncio.sleep(0.01)
+            headers = {"authorization": f"Bearer {secret.strip()}"}
+            async with session.post(CHAT, json=prompt("hello"), headers=headers) as response:
+                assert response.status == 200
+            assert await ask(session) == 401
+        status, out, err = await run("check", str(file))
+        assert (status, err) == (0, "")
 
 
 async def test_a_quick_start_needs_no_file(tmp_path: Path) -> None:

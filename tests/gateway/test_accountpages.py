@@ -55,6 +55,10 @@ async def look(tenant: Tenant) -> Sequence[LimitState] | None:
     return states.get(tenant.name)
 
 
+def strange(tenant: Tenant) -> list[str]:
+    return sorted(tenant.models)
+
+
 def keeper(store: Memory | None = None) -> Keeper:
     tariff = Tariff.of(input_price=1, output_price=2)
     return Keeper(store or Memory(400), lambda tenant, model: tariff, Metrics(), lambda: NOON, 400)
@@ -62,7 +66,7 @@ def keeper(store: Memory | None = None) -> Keeper:
 
 def client(keeper: Keeper) -> "TestClient[web.Request, web.Application]":
     tenants = Tenants(configs(), AnonymousConfig())
-    return serving(AccountPages(keeper, tenants, configs, look, Counter(a=3).__getitem__, lambda: NOON))
+    return serving(AccountPages(keeper, tenants, configs, look, Counter(a=3).__getitem__, strange, lambda: NOON))
 
 
 def serving(pages: AccountPages) -> "TestClient[web.Request, web.Application]":
@@ -214,6 +218,7 @@ async def test_tenants_are_told_with_their_limits_and_what_they_have_used() -> N
             {"name": "new", "shown": "kvl-abcd…wxyz", "state": "active", "expires_at": None},
             {"name": "old", "shown": None, "state": "expired", "expires_at": "2027-01-01T00:00:00+00:00"},
         ],
+        "unknown_models": ["m"],
         "in_flight": 3,
         "limits": [{"name": "tokens_per_minute", "limit": 1000, "remaining": 400, "reset_s": 36.0}],
     }
@@ -257,7 +262,7 @@ async def test_a_thousand_tenants_are_not_looked_at_all_at_once() -> None:
         return [LimitState("parallel", int(tenant.name[1:]), 1, 0.0)]
 
     many = [TenantConfig(name=f"t{at}") for at in range(1000)]
-    pages = AccountPages(keeper(), Tenants(many), lambda: many, slow, Counter[str]().__getitem__, lambda: NOON)
+    pages = AccountPages(keeper(), Tenants(many), lambda: many, slow, Counter[str]().__getitem__, strange, lambda: NOON)
     async with serving(pages) as asked:
         listed = (await (await asked.get("/admin/tenants")).json())["tenants"]
     assert [each["limits"][0]["limit"] for each in listed] == list(range(1000))
