@@ -41,6 +41,12 @@ class _Origin:
         self.hint = ""
         """What would help then."""
 
+    @property
+    def wait(self) -> str:
+        """What it is waited for, and what that means, in a line."""
+        hint = f"; {self.hint}" if self.hint else ""
+        return f"{self.source.title}: {self.trouble}; until it can be read, keys that are nobody's yet get 503{hint}"
+
 
 class TenantWatch:
     """Follows the sources.
@@ -67,12 +73,7 @@ class TenantWatch:
 
     def awaited(self) -> Sequence[str]:
         """Give what was not there at the start and has not come yet, a line each."""
-        return [
-            f"{origin.source.title}: {origin.trouble}; until there is something, keys that are nobody's yet get 503"
-            + (f"; {origin.hint}" if origin.hint else "")
-            for origin in self._origins
-            if origin.is_awaited
-        ]
+        return [origin.wait for origin in self._origins if origin.is_awaited]
 
     async def watch(self) -> None:
         """Follow every source, until cancelled."""
@@ -128,6 +129,7 @@ class TenantWatch:
         try:
             given = await origin.source.read()
         except SourceError as error:
+            origin.hint = error.hint if isinstance(error, NotThere) else ""
             self._note(origin, str(error))
             return
         except Exception:
@@ -190,11 +192,12 @@ class TenantWatch:
         """Say that a source cannot be used, or can again; once."""
         if trouble == origin.trouble:
             return
+        origin.trouble = trouble
         if not self._is_loaded:  # who starts the gateway says so
             pass
+        elif trouble and origin.is_awaited:
+            log.warning("tenants: not ready: %s", origin.wait)
         elif trouble:
-            so = "keys that are nobody's yet get 503" if origin.is_awaited else "what it said before holds on"
-            log.warning("tenants: %s cannot be used, %s: %s", origin.source.title, so, trouble)
+            log.warning("tenants: %s cannot be used, what it said before holds on: %s", origin.source.title, trouble)
         else:
             log.info("tenants: %s is good again", origin.source.title)
-        origin.trouble = trouble

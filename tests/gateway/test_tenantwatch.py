@@ -189,9 +189,8 @@ async def test_what_is_not_there_yet_is_waited_for(caplog: pytest.LogCaptureFixt
     watched = await loaded(file, redis)
     assert watched.opens("ka", "kb") == ["a", "?"]
     assert watched.tenants.unread == "redis"
-    assert watched.watch.awaited() == [
-        "redis: no answer; until there is something, keys that are nobody's yet get 503; start it"
-    ]
+    until_then = "until it can be read, keys that are nobody's yet get 503"
+    assert watched.watch.awaited() == [f"redis: no answer; {until_then}; start it"]
     for _ in range(3):
         await watched.round()
     assert lines(caplog, logging.INFO) == []
@@ -199,9 +198,7 @@ async def test_what_is_not_there_yet_is_waited_for(caplog: pytest.LogCaptureFixt
     for _ in range(3):
         await watched.round()
     assert watched.opens("ka", "kb") == ["a", "?"], "what is wrong is not there either"
-    assert lines(caplog, logging.INFO) == [
-        "tenants: redis cannot be used, keys that are nobody's yet get 503: is no JSON"
-    ]
+    assert lines(caplog, logging.INFO) == [f"tenants: not ready: redis: is no JSON; {until_then}"]
     caplog.clear()
     redis.tell(tenant("b", "kb"))
     await watched.round()
