@@ -12,7 +12,13 @@ class Unanswered(Exception):
 
 
 async def asked(
-    admin: str, key: str | None, path: str, parameters: Mapping[str, str] | None = None, *, timeout_s: float
+    admin: str,
+    key: str | None,
+    path: str,
+    parameters: Mapping[str, str] | None = None,
+    *,
+    timeout_s: float,
+    accept: str = "*/*",
 ) -> tuple[int, bytes]:
     """Give the status and the body of a page.
 
@@ -20,17 +26,13 @@ async def asked(
         admin: Where the listener is.
         key: Of an admin, if it needs one.
         path: Without a slash before it.
+        accept: The formats that would do.
 
     Raises:
         Unanswered: there is none.
     """
-    try:
-        url = URL(admin)
-        if url.scheme not in ("http", "https") or not url.host:
-            raise ValueError
-    except ValueError:
-        raise Unanswered(f"--admin must be http://host:port, is {admin!r}") from None
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    url = url_of(admin)
+    headers = {"accept": accept, **({} if key is None else {"authorization": f"Bearer {key}"})}
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,
@@ -41,6 +43,21 @@ async def asked(
         raise Unanswered(f"{admin}: no answer within {timeout_s:g} s") from None
     except (aiohttp.ClientError, ValueError) as error:  # ValueError: a key that is no header
         raise Unanswered(f"{admin}: {error}") from error
+
+
+def url_of(admin: str) -> URL:
+    """Read where an admin listener is.
+
+    Raises:
+        Unanswered: it is nowhere.
+    """
+    try:
+        url = URL(admin)
+        if url.scheme not in ("http", "https") or not url.host:
+            raise ValueError
+    except ValueError:
+        raise Unanswered(f"an admin listener is at http://host:port, not {admin!r}") from None
+    return url
 
 
 def refusal(status: int, body: bytes) -> str:

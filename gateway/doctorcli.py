@@ -1,6 +1,5 @@
 """The command line: kvlane doctor, which reads an access log and says what keeps prompts out of prefix caches."""
 
-import gzip
 import sys
 import zlib
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.doctor import GENERATING, told
+from gateway.loglines import lines_of, opened
 from gateway.terminal import WIDE, err, give_up, out
 from policies.doctor import Doctor
 from policies.findings import Finding
@@ -35,7 +35,7 @@ def doctor(
     """Find what ruins prefix-cache hits: a clock on top, tools in random order. Exit status 1 if something is found."""
     seen = Doctor(MEMORY)
     for log in logs:
-        broken = sum(not note(seen, line, tenant) for line in lines_of(log))
+        broken = sum(not note(seen, line, tenant) for line in read(log))
         if broken:
             err.print(f"kvlane: {log}: lines that are no record of a request: {broken}", markup=False)
     if not seen.looked_at:
@@ -52,14 +52,11 @@ def doctor(
         raise typer.Exit(FOUND)
 
 
-def lines_of(log: Path) -> Iterator[bytes]:
-    """Read a log line by line, or say why that cannot be."""
-    if str(log) == "-":
-        yield from sys.stdin.buffer
-        return
+def read(log: Path) -> Iterator[bytes | None]:
+    """Read a log line by line, or say why that cannot be; None for a line that is too long for a record."""
     try:
-        with gzip.open(log) if log.suffix == ".gz" else log.open("rb") as file:
-            yield from file
+        with opened(log) as file:
+            yield from lines_of(file)
     except OSError as error:
         give_up(f"{log}: cannot be read: {error.strerror or error}")
     except zlib.error:
@@ -68,8 +65,10 @@ def lines_of(log: Path) -> Iterator[bytes]:
         give_up(f"{log}: ends before its end: it was cut, or is still being written")
 
 
-def note(seen: Doctor, line: bytes, tenant: str | None) -> bool:
+def note(seen: Doctor, line: bytes | None, tenant: str | None) -> bool:
     """Let the doctor see a line; False: it is no record of a request."""
+    if line is None:
+        return False
     try:
         record = orjson.loads(line)
         whose, model, route = record["tenant"], record["model"], record["route"]

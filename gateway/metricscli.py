@@ -4,10 +4,10 @@ import asyncio
 import sys
 from typing import Annotated
 
-import aiohttp
 import typer
 from yarl import URL
 
+from gateway.asking import Unanswered, asked, refusal, url_of
 from gateway.terminal import give_up
 
 TIMEOUT_S = 10.0
@@ -39,48 +39,28 @@ async def fetch_all(admins: list[str], key: str | None) -> dict[str, str]:
 
     All or nothing: a sum that lacks a gateway looks like one of which all counters went back.
     """
-    urls = {name_of(url): url for url in map(url_of, admins)}
-    if len(urls) < len(admins):
-        give_up("a gateway is named twice, and would be counted twice")
-    headers = {"accept": ACCEPT, **({} if key is None else {"authorization": f"Bearer {key}"})}
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), headers=headers) as session:
-        pages = await asyncio.gather(*(fetch(session, url) for url in urls.values()), return_exceptions=True)
-    found = {}
-    for name, page in zip(urls, pages, strict=True):
-        if isinstance(page, BaseException):
-            why = f"no answer within {TIMEOUT_S:g} s" if isinstance(page, TimeoutError) else str(page)
-            give_up(f"{name}: {why}")
-        found[name] = page
-    return found
+    try:
+        names = [name_of(url_of(admin)) for admin in admins]
+        if len({*names}) < len(names):
+            give_up("a gateway is named twice, and would be counted twice")
+        pages = await asyncio.gather(*(fetch(admin, key) for admin in admins))
+    except Unanswered as silence:
+        give_up(str(silence))
+    return dict(zip(names, pages, strict=True))
 
 
-async def fetch(session: aiohttp.ClientSession, url: URL) -> str:
+async def fetch(admin: str, key: str | None) -> str:
     """Read one page.
 
     Raises:
-        ValueError: the answer is none.
-        aiohttp.ClientError, TimeoutError: nobody answers.
+        Unanswered: there is none.
     """
-    async with session.get(url / "metrics") as response:
-        page = await response.text(errors="replace")
-        if response.status == 401:
-            raise ValueError("it needs an admin key; say it with --admin-key or KVLANE_ADMIN_KEY")
-        if response.status != 200:
-            raise ValueError(f"answers {response.status}, which is no admin listener of Kvlane's")
-        return page
+    status, page = await asked(admin, key, "metrics", timeout_s=TIMEOUT_S, accept=ACCEPT)
+    if status != 200:
+        raise Unanswered(f"{admin}: {refusal(status, page)}")
+    return page.decode(errors="replace")
 
 
 def name_of(url: URL) -> str:
     """Name a gateway, as its label: host, port, and a path where it is under one."""
     return f"{url.host}:{url.port}{url.path}".rstrip("/")
-
-
-def url_of(admin: str) -> URL:
-    """Read where an admin listener is."""
-    try:
-        url = URL(admin)
-        if url.scheme not in ("http", "https") or not url.host:
-            raise ValueError
-    except ValueError:
-        give_up(f"an admin listener is at http://host:port, not {admin!r}")
-    return url

@@ -92,14 +92,6 @@ class Scaling:
                 is_missed=self._is_missed(pool),
             )
 
-    def advice_of(self, pool: str) -> Advice:
-        """Give what was last reckoned of a pool, by its name.
-
-        Raises:
-            KeyError: there is none of this name, or nobody has looked yet.
-        """
-        return {each.name: signals.advice for each, signals in self._signals.items()}[pool]
-
     def show(self, metrics: Metrics) -> None:
         """Let the metrics page tell."""
 

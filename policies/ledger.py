@@ -36,7 +36,7 @@ that they go faster than they come.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heappop, heappush
@@ -119,11 +119,6 @@ class Allowance:
     def is_refused(self) -> bool:
         """Whether this limit refused."""
         return self.wait_us != 0
-
-
-def are_granted(allowances: Iterable[Allowance]) -> bool:
-    """Whether a reservation was granted that got this answer."""
-    return not any(allowance.is_refused for allowance in allowances)
 
 
 Budgets = Mapping[str, Mapping[str, Sequence[int]]]
@@ -300,7 +295,7 @@ class Ledger:
     def reserve(
         self, tenant: str, grant: str, ttl_us: int, takes: Sequence[Take], now_us: int
     ) -> tuple[Allowance, ...]:
-        """Take all takes, or none; see `are_granted`.
+        """Take all takes, or none where a limit refuses.
 
         Returns:
             What each limit allows afterwards, in the order of the takes.

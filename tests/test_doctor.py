@@ -11,6 +11,7 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
+from gateway import doctorcli
 from gateway.cli import app as kvlane
 from gateway.shapes import ShapeMaker
 from policies.doctor import Doctor
@@ -192,6 +193,28 @@ async def test_what_is_no_log_is_said_in_one_line(tmp_path: Path) -> None:
     assert status == 2
     lines = ["lines that are no record of a request: 6", "no request to a model in it"]
     assert told.splitlines() == [f"kvlane: {log}: {line}" for line in lines]
+
+
+async def test_a_line_without_end_is_no_record_and_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what might be gigabytes no more is read at a time than a record could have."""
+    log = tmp_path / "log"
+    record = {"tenant": "t", "model": "m", "route": "/v1/completions", "arrived_at": 1, "tries": 1}
+    good = json.dumps({**record, "prefix_shape": "1;CCCC;s,10.DDDD"}).encode() + b"\n"
+    monkeypatch.setattr("gateway.loglines.MAX_LINE_BYTES", 1000)
+    endless = json.dumps({**record, "prefix_shape": "x" * 100_000}).encode() + b"\n"
+    log.write_bytes(good + endless + good)
+    seen: list[int] = []
+    real = doctorcli.note
+
+    def note(doctor: Doctor, line: bytes | None, tenant: str | None) -> bool:
+        seen.append(-1 if line is None else len(line))
+        return real(doctor, line, tenant)
+
+    monkeypatch.setattr(doctorcli, "note", note)
+    status, told = await run(str(log))
+    assert (status, seen) == (0, [len(good), -1, len(good)])
+    assert f"kvlane: {log}: lines that are no record of a request: 1\n" in told
+    assert "2 requests, 2 prompts looked at" in told
 
 
 async def test_logs_that_were_moved_away_and_packed_are_read_as_one(tmp_path: Path) -> None:

@@ -228,4 +228,4 @@ async def test_a_gateway_that_does_not_answer_is_one_line(tmp_path: Path) -> Non
     assert (await asyncio.to_thread(complaint, tmp_path, files.LLAMA_8B, *args)).startswith("http://127.0.0.1:1: ")
     args = ("--admin", "nowhere")
     line = await asyncio.to_thread(complaint, tmp_path, files.LLAMA_8B, *args)
-    assert line == "--admin must be http://host:port, is 'nowhere'"
+    assert line == "an admin listener is at http://host:port, not 'nowhere'"

@@ -19,8 +19,8 @@ from redis.crc import key_slot
 import gateway
 from policies import bucket
 from policies.bucket import DAY_US, HOUR_US, MINUTE_US, SECOND_US
-from policies.ledger import SWEEP, Allowance, Kind, Ledger, Take, are_granted
-from tests.policies.limits import CASES, LEASE_S, NOON_US, TENANT, Step, daily, monthly, rate, slot
+from policies.ledger import SWEEP, Allowance, Kind, Ledger, Take
+from tests.policies.limits import CASES, LEASE_S, NOON_US, TENANT, Step, are_granted, daily, monthly, rate, slot
 from tests.redis_server import RedisServer
 
 SCRIPT = (Path(gateway.__file__).parent / "limiter.lua").read_text()

@@ -119,8 +119,8 @@ async def test_what_the_listener_refuses_is_told(used: House) -> None:
         (["--month", "0000-01"], "--month must be like 2027-01, is '0000-01'"),
         (["--month", "2027-01", "--to", "2027-01-02"], "--month stands for --from and --to: leave those out"),
         (["--json", "--csv", "-"], "--csv and --json are two ways to write the same: choose one"),
-        (["--admin", "localhost:8081"], "--admin must be http://host:port, is 'localhost:8081'"),
-        (["--admin", "http://[::1"], "--admin must be http://host:port, is 'http://[::1'"),
+        (["--admin", "localhost:8081"], "an admin listener is at http://host:port, not 'localhost:8081'"),
+        (["--admin", "http://[::1"], "an admin listener is at http://host:port, not 'http://[::1'"),
     ],
 )
 async def test_words_that_make_no_sense_are_told_why(args: list[str], message: str) -> None:

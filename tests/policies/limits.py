@@ -3,7 +3,7 @@
 Seconds here, where the ledger has microseconds: a rate of one token a second reads as tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -29,6 +29,11 @@ class Limits(Protocol):
     def settle(self, tenant: str, grant: str, finals: Sequence[int], now_us: int) -> bool: ...
 
     def renew(self, tenant: str, grants: Sequence[str], ttl_us: int, now_us: int) -> tuple[bool, ...]: ...
+
+
+def are_granted(allowances: Iterable[Allowance]) -> bool:
+    """Whether a reservation was granted that got this answer."""
+    return not any(allowance.is_refused for allowance in allowances)
 
 
 def rate(tokens: int, kept: int = 0, burst: int = 60, field: str = "tokens") -> Take:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from policies import bucket
 from policies.bucket import DAY_US, HOUR_US, SECOND_US
-from policies.ledger import LOOKS, SWEEP, Kind, Ledger, Take, are_granted
-from tests.policies.limits import CASES, LEASE_S, NOON_US, TENANT, Step, daily, monthly, rate, slot
+from policies.ledger import LOOKS, SWEEP, Kind, Ledger, Take
+from tests.policies.limits import CASES, LEASE_S, NOON_US, TENANT, Step, are_granted, daily, monthly, rate, slot
 
 LEASE_US = LEASE_S * SECOND_US
 

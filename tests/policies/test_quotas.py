@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies import bucket
-from policies.ledger import Kind, Ledger, are_granted
+from policies.ledger import Kind, Ledger
 from policies.quotas import Quota, Unit, finals, takes
 from policies.tariff import NOTHING, Amounts, Tariff
+from tests.policies.limits import are_granted
 
 REQUESTS = Quota("requests_per_minute", Kind.RATE, Unit.REQUESTS, 60, 60)
 TOKENS = Quota("tokens_per_minute", Kind.RATE, Unit.TOKENS, 6000, 1000)
