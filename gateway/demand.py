@@ -10,6 +10,7 @@ What is charged in the end, by how the request ended:
                                  So does who is told that the time has passed which it had set itself
     the client's mistake         the request
     an engine's, or no room      nothing
+    to be made in background     as served, and the guess of its output; made good when it is fetched (`stored.py`)
 """
 
 import re
@@ -43,6 +44,7 @@ class Guess(NamedTuple):
     """Of it, what stays charged if nobody ever tells: the prompt."""
     text_bytes: int
     """What the prompt was guessed from."""
+    output_tokens: int = 0
 
 
 class Demand:
@@ -72,7 +74,7 @@ class Demand:
             if tenant.max_reserved_output_tokens is not None:
                 output_tokens = min(output_tokens, tenant.max_reserved_output_tokens)
         whole, kept = tariff.amounts(prompt_tokens, 0, output_tokens), tariff.amounts(prompt_tokens, 0, 0)
-        return Guess(whole, kept, length)
+        return Guess(whole, kept, length, output_tokens)
 
     def came_to(self, tenant: Tenant, trace: Trace, guess: Guess) -> Amounts:
         """Say what an ended request is charged, and learn from it."""
@@ -88,7 +90,8 @@ class Demand:
         cached = its.cached_tokens
         if trace.choice is not None and (trace.usage is None or trace.usage.cached_tokens is None):
             cached = min(its.prompt_tokens, trace.choice.cached_tokens or 0)  # the engine does not tell
-        return self.tariff(tenant, trace.model).amounts(its.prompt_tokens, cached, its.output_tokens)
+        output_tokens = its.output_tokens + trace.advance_tokens
+        return self.tariff(tenant, trace.model).amounts(its.prompt_tokens, cached, output_tokens)
 
     def tariff(self, tenant: Tenant, model: str) -> Tariff:
         """Give what a tenant's tokens of a model count for, and what they cost."""

@@ -18,6 +18,10 @@ class Debt(NamedTuple):
     model: str
     charged_tokens: int
     """Of its output."""
+    advance_tokens: int = 0
+    """Of its output, by limits alone: a guess."""
+    day: int = 0
+    """On which that was, since 1970 (UTC)."""
 
 
 class Homes:

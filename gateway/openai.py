@@ -58,6 +58,8 @@ class Call:
     model: str
     """As the client calls it."""
     is_stream: bool = False
+    is_background: bool = False
+    """Whether the engine is to answer at once, and to make its output behind that."""
     document: dict[str, Any] | None = None
     """The parsed body, until its prompt has been read; None for forms."""
     max_tokens: int | None = None
@@ -139,6 +141,7 @@ def parse(route: Route, content_type: str, body: bytes) -> Call:
     return Call(
         model=_checked_model(get("model")),
         is_stream=is_stream,
+        is_background=route.shape is Shape.RESPONSES and _is_true(get("background")),
         document=document,
         max_tokens=_max_tokens(route, document) if route.generates else 0,
         choices=_choices(route, document) if route.generates else 1,

@@ -42,7 +42,6 @@ from gateway.headers import (
     lines_to_client,
     sane_request_id,
 )
-from gateway.homes import Debt
 from gateway.hops import Hop
 from gateway.intake import Intake
 from gateway.lease import Lease
@@ -325,8 +324,7 @@ class Proxy:
             if answer.response_id is not None and not is_own:
                 self._stored.settle(answer.response_id, exchange, answer.usage, trace)
             elif answer.response_id is not None:
-                debt = Debt(trace.model, trace.counted_tokens) if answer.usage is None else None
-                self._stored.learn(answer.response_id, lease.endpoint, exchange.tenant, debt)
+                self._stored.learn(answer, answer.usage, lease.endpoint, exchange, trace)
         if answer.is_client_stuck:
             client.status = CLIENT_LEFT
         elif answer.error is not None:
@@ -382,7 +380,7 @@ class Proxy:
             return
         guess = self._demand.guess(exchange, model)
         grant = await self._limiter.reserve(tenant, model, guess.estimate, guess.kept)
-        trace.limit_lines = grant.lines
+        trace.limit_lines, trace.reserved_output_tokens = grant.lines, guess.output_tokens
         trace.on_end = lambda: grant.settle(self._demand.came_to(tenant, trace, guess))
 
     def _settle(self, trace: Trace, client: ClientAnswer) -> None:

@@ -50,6 +50,11 @@ class Trace:
     prefix_shape: str | None = None
     counted_tokens: int = 0
     """Of output, as they were seen to pass: all that is known where the engine does not tell."""
+    reserved_output_tokens: int = 0
+    """Of its tenant's limits; 0 where there are none."""
+    advance_tokens: int = 0
+    """Of output, what limits are charged beside what is known, since it is made in the background; below 0 where it is
+    known now, and was charged so before."""
     limit_lines: bytes = b""
     """x-ratelimit headers of its answer."""
     usage: Usage | None = None

@@ -17,10 +17,12 @@ RESPONSES = "/v1/responses"
 
 
 @asynccontextmanager
-async def budgeted(script: Script, **settings: Any) -> AsyncIterator[tuple[Gateway, ScriptedEngine]]:
-    """Serve tenants a and b, of which a has a budget of tokens."""
-    a = tenant("a", **{"limits": {"tokens_per_day": DAY}, **settings})
-    async with ScriptedEngine(script) as engine, serving(engine.url, tenants=[a, tenant("b")]) as gateway:
+async def budgeted(
+    script: Script, redis: str | None = None, **settings: Any
+) -> AsyncIterator[tuple[Gateway, ScriptedEngine]]:
+    """Serve tenants a and b, of which a has a budget of tokens; kept in the Redis of that URL, if there is one."""
+    tenants = [tenant("a", **{"limits": {"tokens_per_day": DAY}, **settings}), tenant("b")]
+    async with ScriptedEngine(script) as engine, serving(engine.url, tenants=tenants, redis={"url": redis}) as gateway:
         yield gateway, engine
 
 

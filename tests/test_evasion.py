@@ -10,6 +10,7 @@ from gateway.openai import parse
 from gateway.routes import ENGINE_ROUTES
 from policies.learned import PromptHabits
 from tests.budgeted import DAY, KEY, RESPONSES, accounted, budgeted, spent
+from tests.redis_server import RedisServer
 from tests.wire.client import CHAT, RawClient, call, chat, get, request
 from tests.wire.engine import EVENTS_HEAD, Call, Script, chunk, says, streams, whole
 from tests.wire.house import until
@@ -103,14 +104,59 @@ async def test_to_read_a_stored_response_again_is_no_use_of_tokens() -> None:
         assert (await accounted(gateway))["output_tokens"] == 30
 
 
-async def test_what_is_made_in_the_background_is_charged_when_it_is_fetched_and_once() -> None:
-    async with budgeted(keeps(QUEUED)) as (gateway, _):
-        await call(gateway.url, RESPONSES, ASK.replace(b"}", b',"background":true}'), KEY)
-        before = await spent(gateway)
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("most", [10, 4000])
+async def test_what_is_made_in_the_background_is_charged_as_guessed_and_made_good_once_when_it_is_fetched(
+    most: int, is_shared: bool, redis_server: RedisServer
+) -> None:
+    """Whether less was reserved than the 30 tokens it came to, or more; in this process, or in Redis."""
+    asked = orjson.dumps({"model": "sim", "input": "hi", "background": True, "max_output_tokens": most})
+    async with budgeted(keeps(QUEUED), redis_server.url if is_shared else None) as (gateway, _):
+        await call(gateway.url, RESPONSES, asked.replace(b"true", b"false"), KEY)
+        prompt = await spent(gateway)
+        await call(gateway.url, RESPONSES, asked, KEY)
+        assert await spent(gateway) - 2 * prompt > min(most, 30) / 2
+        assert (await accounted(gateway))["output_tokens"] == 0
         for _ in range(5):
             assert (await get(gateway.url, RESPONSES + "/resp_1", KEY)).status == 200
-        assert await spent(gateway) == before + 30
+        assert await spent(gateway) == 2 * prompt + 30
         assert (await accounted(gateway))["output_tokens"] == 30
+
+
+async def test_what_broke_in_the_background_is_charged_whole_to_who_fetches_it() -> None:
+    async def script(asked: Call) -> None:
+        if asked.method == "GET":
+            asked.write(whole(200, orjson.dumps(STORED)))
+        else:
+            created = event("response.created", **{key: QUEUED[key] for key in ("id", "status", "usage")})
+            asked.write(EVENTS_HEAD + chunk(created + DELTA))
+            asked.writer.close()
+
+    body = orjson.dumps({"model": "sim", "input": "hi", "background": True, "stream": True, "max_output_tokens": 4000})
+    async with budgeted(script) as (gateway, _):
+        await call(gateway.url, RESPONSES, body, KEY)
+        assert await spent(gateway) == 0
+        assert (await get(gateway.url, RESPONSES + "/resp_1", KEY)).status == 200
+        assert await spent(gateway) == 30
+
+
+async def test_what_is_fetched_on_another_day_gives_that_day_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = orjson.dumps({"model": "sim", "input": "hi", "background": True, "max_output_tokens": 4000})
+    async with budgeted(keeps(QUEUED)) as (gateway, _):
+        await call(gateway.url, RESPONSES, asked, KEY)
+        before = await spent(gateway)
+        monkeypatch.setattr("gateway.stored.today", lambda: 0)
+        assert (await get(gateway.url, RESPONSES + "/resp_1", KEY)).status == 200
+        assert await spent(gateway) == before
+        assert (await accounted(gateway))["output_tokens"] == 30
+
+
+async def test_who_fetches_nothing_of_what_is_made_in_the_background_comes_to_the_end_of_his_budget() -> None:
+    asked = orjson.dumps({"model": "sim", "input": "hi", "background": True, "max_output_tokens": 100})
+    async with budgeted(keeps(QUEUED), limits={"tokens_per_day": 1000}) as (gateway, engine):
+        seen = [(await call(gateway.url, RESPONSES, asked, KEY)).status for _ in range(20)]
+        assert (seen[0], seen[-1]) == (200, 429)
+        assert len(engine.calls) < 12
 
 
 @pytest.mark.parametrize("rest", ["", "/cancel", "/input_items"])

@@ -44,7 +44,7 @@ def ended(outcome: Outcome, *, tries: int = 1, usage: Usage | None = None, count
 
 def test_a_prompt_is_guessed_from_its_bytes_and_output_from_habits() -> None:
     asked = exchange({"messages": [{"role": "user", "content": "x" * 4000}]}, Tenant("t"))
-    estimate, kept, _ = demand().guess(asked, "m")
+    estimate, kept, *_ = demand().guess(asked, "m")
     assert kept.tokens == pytest.approx(1020, abs=10)
     assert estimate.tokens == kept.tokens + 512
     assert estimate.cost == 1000 * (kept.tokens + 2 * 512)
@@ -52,14 +52,14 @@ def test_a_prompt_is_guessed_from_its_bytes_and_output_from_habits() -> None:
 
 def test_what_is_set_aside_is_what_the_request_allows_and_the_tenants_cap() -> None:
     asked = {"messages": [], "max_tokens": 50, "n": 3}
-    least, kept, _ = demand().guess(exchange(asked, Tenant("t")), "m")
+    least, kept, *_ = demand().guess(exchange(asked, Tenant("t")), "m")
     assert least.tokens - kept.tokens == 150
-    least, kept, _ = demand().guess(exchange(asked, Tenant("t", max_reserved_output_tokens=70)), "m")
+    least, kept, *_ = demand().guess(exchange(asked, Tenant("t", max_reserved_output_tokens=70)), "m")
     assert least.tokens - kept.tokens == 70
 
 
 def test_what_generates_nothing_has_no_output_and_what_computes_nothing_no_prompt() -> None:
-    estimate, kept, _ = demand().guess(exchange({"input": "x" * 400}, Tenant("t"), "/v1/embeddings"), "m")
+    estimate, kept, *_ = demand().guess(exchange({"input": "x" * 400}, Tenant("t"), "/v1/embeddings"), "m")
     assert estimate == kept
     assert kept.tokens > 100
     assert demand().guess(exchange({"prompt": "x" * 400}, Tenant("t"), "/tokenize"), "m")[0] == Amounts(1, 0, 0)
