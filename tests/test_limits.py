@@ -237,7 +237,7 @@ async def test_l6_a_hundred_aborted_streams_cost_what_was_used() -> None:
         await leave(tasks)
         await whole.rests()
         used = 1_000_000 - (await left(whole))["tokens_per_day"]
-        assert 100 < used < 100 * 400  # prompts, and what came within a moment; nothing of the 50,000
+        assert 100 < used < 100 * 2_000  # prompts, and what came within a moment, not the 50,000 of each
 
 
 async def test_l7_an_engine_without_usage_is_counted() -> None:
