@@ -74,7 +74,6 @@ class Extremes(NamedTuple):
     p1: float
     p2: float
     step_s: float
-    strain_s: float
     steps_s: float
     most_p1: float
     most_budget: int
@@ -157,15 +156,18 @@ class LeastWork:
             rows = self._holders(request, endpoints, matched, HOLDER * request.prompt_tokens / request.unit_tokens, now)
             if rows:
                 return rows
-        extremes = _extremes(outlooks)
         if matched:
             holder = next(reversed(matched))
             if holder in endpoints:
                 cost, _ = self._cost_s(request, holder, matched[holder], now)
-                left_s = _limit_s(cost, request, holder) - extremes.steps_s - request.output_tokens * extremes.strain_s
-                least_units = (request.prompt_tokens - left_s / ((1 + MU) * extremes.p1)) / request.unit_tokens
+                output = request.output_tokens
+                beside_s = min([output * outlook[4] + outlook[5] for outlook in outlooks])
+                least_p1 = min([outlook[0] for outlook in outlooks])
+                left_s = _limit_s(cost, request, holder) - beside_s
+                least_units = (request.prompt_tokens - left_s / ((1 + MU) * least_p1)) / request.unit_tokens
                 if least_units > 0:
                     return self._holders(request, endpoints, matched, least_units, now)
+        extremes = _extremes(outlooks)
         floors = self._floors(request, outlooks, extremes, matched, now)
         return self._within(_near_s(request, extremes), floors, endpoints, outlooks, request, matched, now)
 
@@ -346,8 +348,8 @@ def _own_s(p1: float, p2: float, prompt: int, uncached: int) -> float:
 
 
 def _extremes(outlooks: Sequence[Outlook]) -> Extremes:
-    p1s, p2s, _, steps_s, strains_s, least_steps_s, _, _, budgets, *_ = zip(*outlooks, strict=True)
-    return Extremes(min(p1s), min(p2s), min(steps_s), min(strains_s), min(least_steps_s), max(p1s), max(budgets))
+    p1s, p2s, _, steps_s, _, least_steps_s, _, _, budgets, *_ = zip(*outlooks, strict=True)
+    return Extremes(min(p1s), min(p2s), min(steps_s), min(least_steps_s), max(p1s), max(budgets))
 
 
 def _limit_s(cost: float, request: InferenceRequest, endpoint: Endpoint) -> float:
