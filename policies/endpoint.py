@@ -16,6 +16,7 @@ from policies.request import UNIT_TOKENS, BlockHash, InferenceRequest
 from policies.work import WorkModel
 
 PREFILL_MEMORY_S = 10.0  # shorter and one long prompt closes an endpoint, longer and a burst is seen too late
+MAX_HEAD_DONE = 0.8  # of the oldest prefill: it is not done before its first token is seen
 MAX_PREFILL_SHARE = 0.9  # beyond it, what is left for decodes is a guess
 UNKNOWN_CAPACITY = float("inf")  # tokens: where the engine does not say, nothing is ever full
 
@@ -114,16 +115,20 @@ class Outstanding:
         return max(0.0, self.decoding * self.steps - self.begun_steps)
 
 
-Outlook = tuple[float, float, float, float, float, int, int, float]
+Outlook = tuple[float, float, float, float, float, float, int, int, int, float, float, float]
 """What the books mean in seconds: asked of every endpoint for every request, so reckoned on changes only.
 
     p1, p2     of the work model
     fill       share of the KV cache that is pinned; 0 where the capacity is unknown
     step_s     of an iteration of its decodes
     strain_s   what decodes and their context there cost each output token
+    steps_s    what any request waits there for steps at least
     decoding   requests past their first token
+    pending    prompt tokens that wait for their prefill
     budget     tokens of one iteration
-    calm       uncached and output tokens that a request may have and wait for nothing but steps; below 0 where all wait
+    queue_s    what the prefills there take at least from now on, and
+    done_at    when they are done if they take more
+    room       uncached and output tokens that a request may have and wait neither for memory nor for a place
 
 A plain tuple, since Python takes one apart five times as fast as a named one.
 """
@@ -168,16 +173,25 @@ class Endpoint:
         decoding, profile = books.decoding, work.profile
         capacity = self.report.kv_capacity_tokens or UNKNOWN_CAPACITY
         strain_s = work.d1 * decoding + work.d2 * books.context_tokens
-        is_calm = not books.prefilling and books.requests < profile.max_num_seqs
+        step_s = work.d0 + strain_s
+        queue_s, done_at = 0.0, float("-inf")
+        if books.prefilling:
+            head = next(iter(books.prefilling))
+            queue_s = max(0.0, books.prefill_s - MAX_HEAD_DONE * head.prefill_s)
+            done_at = books.head_since + books.prefill_s
         self.outlook = outlook = (
             work.p1,
             work.p2,
             (books.pinned_tokens + books.streamed_tokens) / capacity,
-            work.d0 + strain_s,
+            step_s,
             strain_s,
+            step_s * (0.5 + max(1.0, books.prefill_tokens / profile.budget_tokens)),
             decoding,
+            books.prefill_tokens,
             profile.budget_tokens,
-            capacity - books.growth_tokens if is_calm else -1,
+            queue_s,
+            done_at,
+            capacity - books.growth_tokens if books.requests < profile.max_num_seqs else -1,
         )
         return outlook
 

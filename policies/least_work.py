@@ -29,10 +29,15 @@ evenly over the caches and none is kept twice. Then two more rules hold; when al
     known  once the caches were CROWDED, pinned by requests in flight to so much in the mean, prompts stay for KEPT_S
            with those who hold HOLDER of them: a second copy is taken from the room of the first ones.
 
-Whoever holds the most is reckoned first. An endpoint that must compute so much anew that this alone, with the least
-wait and strain of all, costs more is never looked at: where a prompt is known, that is nearly all of them."""
+Nobody is looked at closely who cannot win. Whoever holds the most is reckoned first: an endpoint that must compute so
+much anew that this alone, with the least wait and strain of all, costs more is out; where a prompt is known, that is
+nearly all of them. Else a floor is added up for each (`_floors`), and those whose floor is near the least cost are
+reckoned in full. A new prompt's home is sought among the least planted, and all are reckoned only if these may cost too
+much. None of it changes the choice (tests/policies/test_shortcuts.py)."""
 
 from collections.abc import Sequence
+from itertools import compress
+from typing import NamedTuple
 
 from policies.affinity import ring_key_of
 from policies.books import MIN_CACHED_LEFT
@@ -48,7 +53,6 @@ KAPPA = 4.0
 TAU_S = 10.0
 ETA = 50.0
 TTFT_SLO_S = 2.0
-MAX_HEAD_DONE = 0.8  # of the head's prefill: it is not done before its first token is seen
 NEAR_S = 0.002
 NEAR_SHARE = 0.1
 ROOM = 0.95  # a cache that holds more of its capacity is full
@@ -62,6 +66,17 @@ LOOK_S = 0.1  # room and crowds change slowly, and all endpoints are asked for t
 
 Row = tuple[float, int, Endpoint]
 """Cost, units held, and whose they are."""
+
+
+class Extremes(NamedTuple):
+    """What no endpoint is below, or above: what cannot win by these figures is never looked at."""
+
+    p1: float
+    p2: float
+    step_s: float
+    steps_s: float
+    most_p1: float
+    most_budget: int
 
 
 class LeastWork:
@@ -94,7 +109,8 @@ class LeastWork:
             units, chosen = self._nearest(self._rows(request, endpoints, outlooks, matched, now), request)
         reason = Reason.PREFIX if units else Reason.LEAST_WORK
         cached_tokens = min(units * request.unit_tokens, request.prompt_tokens - _least_uncached(request))
-        return Choice(chosen, reason, cached_tokens, self._cost_s(request, chosen, units, now)[1])
+        wait_s = _wait_s(request, chosen, _uncached(request, units), now)
+        return Choice(chosen, reason, cached_tokens, wait_s)
 
     def reckoned(
         self, request: InferenceRequest, endpoints: Sequence[Endpoint], now: float
@@ -124,7 +140,7 @@ class LeastWork:
         """Look at all caches at once."""
         self._look_at = now + LOOK_S
         self._has_room = any(self._index.fill(endpoint) < ROOM for endpoint in endpoints)
-        if sum([fill for _, _, fill, *_ in outlooks]) > CROWDED * len(endpoints):
+        if sum([outlook[2] for outlook in outlooks]) > CROWDED * len(endpoints):
             self._kept_until = now + KEPT_S
 
     def _rows(
@@ -144,12 +160,16 @@ class LeastWork:
             holder = next(reversed(matched))
             if holder in endpoints:
                 cost, _ = self._cost_s(request, holder, matched[holder], now)
-                p1s, _, _, steps_s, strains_s, *_ = zip(*outlooks, strict=True)
-                left_s = _limit_s(cost, request, holder) - 1.5 * min(steps_s) - request.output_tokens * min(strains_s)
-                least_units = (request.prompt_tokens - left_s / ((1 + MU) * min(p1s))) / request.unit_tokens
+                output = request.output_tokens
+                beside_s = min([output * outlook[4] + outlook[5] for outlook in outlooks])
+                least_p1 = min([outlook[0] for outlook in outlooks])
+                left_s = _limit_s(cost, request, holder) - beside_s
+                least_units = (request.prompt_tokens - left_s / ((1 + MU) * least_p1)) / request.unit_tokens
                 if least_units > 0:
                     return self._holders(request, endpoints, matched, least_units, now)
-        return self._all(request, endpoints, outlooks, matched, now)
+        extremes = _extremes(outlooks)
+        floors = self._floors(request, outlooks, extremes, matched, now)
+        return self._within(_near_s(request, extremes), floors, endpoints, outlooks, request, matched, now)
 
     def _holders(
         self,
@@ -168,67 +188,84 @@ class LeastWork:
                 rows.append((self._cost_s(request, endpoint, units, now)[0], units, endpoint))
         return rows
 
-    def _all(
+    def _floors(
         self,
         request: InferenceRequest,
+        outlooks: Sequence[Outlook],
+        extremes: Extremes,
+        matched: dict[Endpoint, int],
+        now: float,
+    ) -> list[float]:
+        """Give what each costs at least, in half the time: as if all held the longest match.
+
+        Cost rises with own, and faster and faster: so the terms of own and lateness are taken as straight lines that
+        touch or stay below them, the same for all, and what is left per endpoint are products.
+        """
+        prompt, output = request.prompt_tokens, request.output_tokens
+        uncached = _uncached(request, next(reversed(matched.values()), 0))
+        own = _own_s(extremes.p1, extremes.p2, prompt, uncached)
+        anew, beside = (1 + MU) * uncached, KAPPA * own * own / (own + TAU_S)
+        more_s = max(0.0, uncached / extremes.most_budget - 1) * extremes.step_s
+        of_wait = 1 + ETA if own + more_s + extremes.steps_s > self._late_s else 1.0  # all are late
+        sure = (1 + MU) * own - anew * extremes.p1 + of_wait * more_s + (of_wait - 1) * (own - self._late_s)
+        return [
+            sure
+            + anew * p1
+            + beside * decoding
+            + output * strain
+            + of_wait * (steps + (left if (left := done_at - now) > queue else queue))
+            for p1, _, _, _, strain, steps, decoding, _, _, queue, done_at, _ in outlooks
+        ]
+
+    def _within(
+        self,
+        margin_s: float,
+        floors: Sequence[float],
         endpoints: Sequence[Endpoint],
         outlooks: Sequence[Outlook],
+        request: InferenceRequest,
         matched: dict[Endpoint, int],
         now: float,
     ) -> list[Row]:
-        """Reckon all."""
-        costs, limit = self._costs(request, endpoints, outlooks, matched, now)
-        held = matched.get
-        return [
-            (cost, held(endpoint, 0), endpoint)
-            for cost, endpoint in zip(costs, endpoints, strict=True)
-            if cost <= limit
-        ]
+        """Give those whose cost is within a margin of the least, and maybe some beyond it.
 
-    def _costs(
-        self,
-        request: InferenceRequest,
-        endpoints: Sequence[Endpoint],
-        outlooks: Sequence[Outlook],
-        matched: dict[Endpoint, int],
-        now: float,
-        slack_s: float = 0.0,
-    ) -> tuple[list[float], float]:
-        """Give the cost of each, and up to what they are near the least or within `slack_s` of it.
-
-        One beyond that may cost more than is given. It is `_cost_s` for all in one go: queues come in where they may
-        matter.
+        Those whose floor is low enough are reckoned as `_cost_s` does, in one go, but for waits for memory or a place:
+        they are added where one is still near without them.
         """
-        prompt, output, late_s = request.prompt_tokens, request.output_tokens, self._late_s
-        unit, held, anew = request.unit_tokens, matched.get, _least_uncached(request)
-        if matched:
-            uncached = [prompt - unit * held(endpoint, 0) for endpoint in endpoints]
-            if min(uncached) < anew:
-                uncached = [max(tokens, anew) for tokens in uncached]
-        else:
-            uncached = [prompt] * len(endpoints)
+        prompt, output, late_s, unit = request.prompt_tokens, request.output_tokens, self._late_s, request.unit_tokens
+        held, anew = matched.get, _least_uncached(request)
+        lowest = endpoints[floors.index(min(floors))]
+        limit = self._cost_s(request, lowest, held(lowest, 0), now)[0] + margin_s
+        near = [
+            (max(prompt - unit * held(endpoint, 0), anew), endpoint, outlook)
+            for floor, endpoint, outlook in zip(floors, endpoints, outlooks, strict=True)
+            if floor <= limit
+        ]
         behind, kappa, tau_s, eta = 1 + MU, KAPPA, TAU_S, ETA  # locals are read faster
         costs = [
-            (wait := step * (0.5 + (u / budget if u > budget else 1.0)))
+            (
+                wait := step * (0.5 + (steps if (steps := (pending + u) / budget) > 1.0 else 1.0))
+                + (left if (left := done_at - now) > queue else queue)
+            )
             + (own := u * (p1 + p2 * (prompt - u / 2))) * (behind + kappa * decoding * own / (own + tau_s))
             + output * strain
             + (eta * late if (late := wait + own - late_s) > 0.0 else 0.0)
-            for u, (p1, p2, _, step, strain, decoding, budget, _) in zip(uncached, outlooks, strict=True)
+            for u, _, (p1, p2, _, step, strain, _, decoding, pending, budget, queue, done_at, _) in near
         ]
-        rough = [place for place, (u, of) in enumerate(zip(uncached, outlooks, strict=True)) if u + output > of[7]]
-        is_rough = set(rough)
-        calm = [cost for place, cost in enumerate(costs) if place not in is_rough] if rough else costs
-        best = min(calm, default=float("inf"))
-        margin = slack_s + NEAR_SHARE * max([of[0] for of in outlooks]) * prompt + NEAR_S
-        for place in rough:
-            if costs[place] <= best + margin:
-                endpoint = endpoints[place]
-                costs[place] = self._cost_s(request, endpoint, held(endpoint, 0), now)[0]
-                best = min(best, costs[place])
-        return costs, best + margin
+        rows = []
+        for cost, (uncached, endpoint, outlook) in zip(costs, near, strict=True):
+            if cost <= limit:
+                units = held(endpoint, 0)
+                if uncached + output > outlook[-1]:
+                    cost, _ = self._cost_s(request, endpoint, units, now)
+                limit = min(limit, cost + margin_s)
+                rows.append((cost, units, endpoint))
+        return rows
 
     def _nearest(self, rows: Sequence[Row], request: InferenceRequest) -> tuple[int, Endpoint]:
         """Of those near the least cost take the longest match, then the first home on the ring."""
+        if len(rows) == 1:
+            return rows[0][1:]
         best, _, cheapest = min(rows, key=_cost)
         limit = _limit_s(best, request, cheapest)
         near = [row for row in rows if row[0] <= limit]
@@ -247,30 +284,37 @@ class LeastWork:
     ) -> tuple[int, Endpoint]:
         """Give a prompt that is new to all a home where the least was planted."""
         slack_s = SLACK * endpoints[0].work.p1 * request.prompt_tokens
-        costs, _ = self._costs(request, endpoints, outlooks, matched, now, slack_s)
-        limit, held = min(costs) + slack_s, matched.get
+        extremes = _extremes(outlooks)
+        near_s = _near_s(request, extremes)
+        floors = self._floors(request, outlooks, extremes, matched, now)
         planted = self._index.planted(endpoints)
-        least = min([units for units, cost in zip(planted, costs, strict=True) if cost <= limit])
-        rows = [
-            (cost, held(endpoint, 0), endpoint)
-            for units, cost, endpoint in zip(planted, costs, endpoints, strict=True)
-            if units == least and cost <= limit
-        ]
+        least = min(planted)
+        is_least = [units == least for units in planted]
+        rows = self._within(
+            near_s,
+            list(compress(floors, is_least)),
+            list(compress(endpoints, is_least)),
+            list(compress(outlooks, is_least)),
+            request,
+            matched,
+            now,
+        )
+        if min(rows, key=_cost)[0] + near_s > min(floors) + slack_s:  # else all that count are within the slack
+            rows = self._within(slack_s, floors, endpoints, outlooks, request, matched, now)
+            limit = min(rows, key=_cost)[0] + slack_s
+            units_of = dict(zip(endpoints, planted, strict=True))
+            rows = [row for row in rows if row[0] <= limit]
+            least = min([units_of[endpoint] for _, _, endpoint in rows])
+            rows = [row for row in rows if units_of[row[2]] == least]
         return self._nearest(rows, request)
 
     def _cost_s(self, request: InferenceRequest, endpoint: Endpoint, units: int, now: float) -> tuple[float, float]:
         """Reckon the cost of an endpoint that holds so many units, and the wait in it."""
-        p1, p2, _, step, strain_s, decoding, budget, calm = endpoint.outlook or endpoint.reckon()
-        prompt, output = request.prompt_tokens, request.output_tokens
-        uncached = prompt
-        if units:
-            uncached = max(prompt - units * request.unit_tokens, _least_uncached(request))
-        own = p1 * uncached + p2 * uncached * (prompt - uncached / 2)
-        if uncached + output > calm:
-            wait = _wait_s(endpoint, uncached, output, now)
-        else:
-            wait = step * (0.5 + (uncached / budget if uncached > budget else 1.0))
-        cost = wait + (1 + MU) * own + KAPPA * decoding * own * own / (own + TAU_S) + output * strain_s
+        p1, p2, _, _, strain_s, _, decoding, *_ = endpoint.outlook or endpoint.reckon()
+        uncached = _uncached(request, units)
+        own = _own_s(p1, p2, request.prompt_tokens, uncached)
+        wait = _wait_s(request, endpoint, uncached, now)
+        cost = wait + (1 + MU) * own + KAPPA * decoding * own * own / (own + TAU_S) + request.output_tokens * strain_s
         if wait + own > self._late_s:
             cost += ETA * (wait + own - self._late_s)
         return cost, wait
@@ -292,23 +336,41 @@ def _least_uncached(request: InferenceRequest) -> int:
     return min(MIN_CACHED_LEFT, request.prompt_tokens)
 
 
+def _uncached(request: InferenceRequest, units: int) -> int:
+    """Count the prompt tokens that are computed where so many units are held."""
+    prompt = request.prompt_tokens
+    return max(prompt - units * request.unit_tokens, _least_uncached(request)) if units else prompt
+
+
+def _own_s(p1: float, p2: float, prompt: int, uncached: int) -> float:
+    """Give the seconds that a prompt's own prefill takes."""
+    return p1 * uncached + p2 * uncached * (prompt - uncached / 2)
+
+
+def _extremes(outlooks: Sequence[Outlook]) -> Extremes:
+    p1s, p2s, _, steps_s, _, least_steps_s, _, _, budgets, *_ = zip(*outlooks, strict=True)
+    return Extremes(min(p1s), min(p2s), min(steps_s), min(least_steps_s), max(p1s), max(budgets))
+
+
 def _limit_s(cost: float, request: InferenceRequest, endpoint: Endpoint) -> float:
     """Give the cost up to which others are as good as the one of the least cost."""
     return cost + NEAR_SHARE * endpoint.work.p1 * request.prompt_tokens + NEAR_S
 
 
-def _wait_s(endpoint: Endpoint, uncached: int, output: int, now: float) -> float:
+def _near_s(request: InferenceRequest, extremes: Extremes) -> float:
+    """Give how far that limit is from the least cost at most, whosever it is."""
+    return NEAR_SHARE * extremes.most_p1 * request.prompt_tokens + NEAR_S
+
+
+def _wait_s(request: InferenceRequest, endpoint: Endpoint, uncached: int, now: float) -> float:
     """Predict the wait until the prefill of a request starts, steps beside it included."""
-    books = endpoint.outstanding
-    step = (endpoint.outlook or endpoint.reckon())[3]
-    wait = step / 2
-    if books.prefilling:
-        head = next(iter(books.prefilling))
-        wait += max(0.0, books.prefill_s - min(now - books.head_since, MAX_HEAD_DONE * head.prefill_s))
-    wait += step * max(1.0, (books.prefill_tokens + uncached) / endpoint.work.profile.budget_tokens)
-    over = books.growth_tokens + uncached + output - (endpoint.report.kv_capacity_tokens or UNKNOWN_CAPACITY)
-    crowd = books.requests - endpoint.work.profile.max_num_seqs
-    if books.requests and (over > 0 or crowd >= 0):
+    outlook = endpoint.outlook or endpoint.reckon()
+    _, _, _, step, _, _, _, pending, budget, queue_s, done_at, room = outlook
+    wait = step * (0.5 + max(1.0, (pending + uncached) / budget)) + max(queue_s, done_at - now)
+    books, output = endpoint.outstanding, request.output_tokens
+    if uncached + output > room and books.requests:
+        over = books.growth_tokens + uncached + output - (endpoint.report.kv_capacity_tokens or UNKNOWN_CAPACITY)
+        crowd = books.requests - endpoint.work.profile.max_num_seqs
         leaving = max(over * books.requests / max(1, books.context_tokens), crowd + 1)
         wait += leaving * output * step / books.requests
     return wait
