@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint bench-setup bench soak test-engines test-clients test-ui clean
+.PHONY: setup demo test lint bench-setup bench soak test-engines test-clients test-ui test-collector clean
 
 setup: $(VENV)/ready
 
@@ -16,7 +16,7 @@ demo: setup  ## what routing gains: real conversations, simulated engines, three
 	@$(BIN)/kvlane-sim demo $(ARGS)
 
 test: setup lint  ## every check that needs neither network nor real engines
-	$(BIN)/pytest -n 2 --dist loadfile -m 'not soak and not engines and not clients and not browser' --cov --cov-report=
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not soak and not engines and not clients and not browser and not collector' --cov --cov-report=
 	$(BIN)/coverage report --include='policies/*' --fail-under=100 --skip-covered
 	$(BIN)/coverage report --include='gateway/*,loadtests/*' --fail-under=85 --skip-covered
 
@@ -42,6 +42,9 @@ test-clients: setup  ## openai-python 1.x and openai-node, each in a place of it
 
 test-ui: setup  ## the dashboard in a real browser, with screenshots in .bench/screens; needs npm, once
 	$(BIN)/pytest -m browser -s
+
+test-collector: setup  ## traces through a collector that is not ours, brought from PyPI
+	$(BIN)/pytest -m collector -s
 
 clean:
 	rm -rf $(VENV) .bench .mypy_cache .ruff_cache build *.egg-info

@@ -167,8 +167,8 @@ def add_gauges(
     )
     gauge(
         "kvlane_queue_wait_error_seconds",
-        "How far predicted waits were from real ones: of the last thousand, so many in ten within.",
-        ("pool", "quantile"),
+        "How far predicted waits were from real ones: within it, this share of the last thousand.",
+        ("pool", "share"),
         lambda: (
             ((pool.name, str(share)), queue.errors.quantile(share))
             for pool, queue in gate.queues.items()

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -23,6 +21,7 @@ from loadtests.faults import Fault, Kind
 from loadtests.server import SimulatedEngine
 from loadtests.settings import Settings
 from tests.fleet_fixtures import CHAT, FAST, House, house, leave, prompt, until
+from tests.otlp import attributes_of, backend, lineage
 from tests.wire.house import asked
 
 ROOT = Path(__file__).parent.parent
@@ -502,48 +501,21 @@ async def test_more_than_may_wait_is_dropped_and_counted_and_no_request_waits() 
 
 
 async def test_a_collector_takes_the_spans_over_otlp() -> None:
-    taken: list[ExportTraceServiceRequest] = []
-    seen: list[str | None] = []
-
-    async def take(request: web.Request) -> web.Response:
-        seen.append(request.headers.get("authorization"))
-        taken.append(ExportTraceServiceRequest.FromString(await request.read()))
-        return web.Response(content_type="application/x-protobuf")
-
-    app = web.Application()
-    app.router.add_post("/v1/traces", take)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    host, port = runner.addresses[0][:2]
-    tracing = {"endpoint": f"http://{host}:{port}", "ratio": 1, "headers": {"authorization": "Bearer t"}}
-    async with house(1, tracing={**tracing, "service_name": "kvlane-eu"}) as whole:
-        await whole.ask(stream=True)
-    await runner.cleanup()
-    (batch,) = taken
-    assert seen == ["Bearer t"]
-    (resource,) = batch.resource_spans
-    assert {each.key: each.value.string_value for each in resource.resource.attributes}["service.name"] == "kvlane-eu"
-    spans = [span for scope in resource.scope_spans for span in scope.spans]
-    assert [span.name for span in spans] == [
-        "chat sim",
-        "authenticate",
-        "receive",
-        "limit",
-        "tokenize",
-        "pool",
-        "choose",
-        "chat sim at e0",
-        "connect",
-        "first_byte",
-        "first_token",
-        "stream",
-        "settle",
+    async with backend() as there:
+        tracing = {"endpoint": there.url, "ratio": 1, "headers": {"authorization": "Bearer t"}}
+        async with house(1, tracing={**tracing, "service_name": "kvlane-eu"}) as whole:
+            await whole.ask(stream=True)
+    assert [headers["authorization"] for headers in there.headers] == ["Bearer t"]
+    (sent,) = there.resources
+    assert attributes_of(sent.resource.attributes)["service.name"] == "kvlane-eu"
+    assert lineage(there.spans) == [
+        ("chat sim", None),
+        *((hop, "chat sim") for hop in ("authenticate", "receive", "limit", "tokenize", "pool", "choose")),
+        ("chat sim at e0", "chat sim"),
+        *((hop, "chat sim at e0") for hop in ("connect", "first_byte", "first_token", "stream")),
+        ("settle", "chat sim"),
     ]
-    by_id = {span.span_id: span for span in spans}
-    assert [by_id[span.parent_span_id].name for span in spans[8:12]] == ["chat sim at e0"] * 4
-    (event,) = spans[6].events
+    (event,) = there.spans[6].events
     assert event.name == "kvlane.choice"
 
 

@@ -120,6 +120,7 @@ const unlisted = (total, rows) => (total > rows.length ? ` · the first ${rows.l
 function tiles({ now }) {
   const p95 = (figures) => figures?.p95 ?? null;
   const p50 = (figures) => (isKnown(figures?.p50) ? `p50 ${duration(figures.p50)}` : "");
+  const nobodyWaits = now.waiting === 0 && !p95(now.queue_wait_s);
   const every = isKnown(now.served_per_s) ? now.served_per_s + now.refused_per_s + now.failed_per_s : null;
   const turnedAway = isKnown(every) ? (now.refused_per_s + now.failed_per_s) * 60 : null;
   section("tiles").replaceChildren(
@@ -127,7 +128,7 @@ function tiles({ now }) {
     tile("Output", [rate(now.output_tokens_per_s), "tokens/s"], `prompt ${rate(now.prompt_tokens_per_s)} tokens/s`),
     tile("Cache hits", percentParts(now.hit_ratio), "of prompt tokens"),
     tile("First token, p95", durationParts(p95(now.ttft_s)), p50(now.ttft_s)),
-    tile("Queue wait, p95", now.waiting || now.queue_wait_s?.p95 ? durationParts(p95(now.queue_wait_s)) : ["0", "s"], `${count(now.waiting)} waiting`),
+    tile("Queue wait, p95", nobodyWaits ? ["0", "s"] : durationParts(p95(now.queue_wait_s)), `${count(now.waiting)} waiting`),
     tile("Refused or failed", [rate(turnedAway), "/min"], isKnown(every) && every > 0 ? `${percent(turnedAway / 60 / every)} of requests` : ""),
   );
 }

@@ -6,16 +6,15 @@ comes with npm, takes them out.
 
 import os
 import shutil
-import subprocess
 import tarfile
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
+from tests.brought import BENCH, run
+
 VERSION = "147.0.0"
-PLACE = Path(__file__).parent.parent.parent / ".bench" / "browser" / f"chromium-{VERSION}"
-INSTALL_LIMIT_S = 600.0
+PLACE = BENCH / "browser" / f"chromium-{VERSION}"
 ON_PATH = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell")
 UNPACK = """
 import { readFileSync, writeFileSync, readdirSync } from "node:fs";
@@ -52,9 +51,9 @@ def _bring() -> None:
     shutil.rmtree(PLACE, ignore_errors=True)
     PLACE.mkdir(parents=True)
     package = f"@sparticuz/chromium@{VERSION}"
-    _run("npm", "install", "--prefix", str(PLACE), "--no-audit", "--no-fund", "--ignore-scripts", package)
+    run("npm", "install", "--prefix", PLACE, "--no-audit", "--no-fund", "--ignore-scripts", package)
     archives = PLACE / "node_modules" / "@sparticuz" / "chromium" / "bin"
-    _run("node", "--input-type=module", "--eval", UNPACK, str(archives), str(PLACE))
+    run("node", "--input-type=module", "--eval", UNPACK, archives, PLACE)
     for archive in PLACE.glob("*.tar"):
         with tarfile.open(archive) as packed:
             packed.extractall(PLACE / "fonts" if archive.stem == "fonts" else PLACE, filter="data")
@@ -63,9 +62,3 @@ def _bring() -> None:
     )
     (PLACE / "chromium").chmod(0o755)
     (PLACE / "installed").touch()
-
-
-def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_LIMIT_S, check=False)
-    if done.returncode != 0:
-        pytest.fail(f"`{command[0]} {command[1]}` failed:\n{done.stdout}{done.stderr}", pytrace=False)

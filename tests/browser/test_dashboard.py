@@ -4,6 +4,7 @@ Pictures are left in .bench/screens/, to be looked at. Needs a browser: see inst
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,7 @@ async def test_before_the_first_answer_it_says_that_it_reads(page: Page, stub: S
     await page.go(str(stub.server.make_url("/ui")), *SIZES["desktop"])
     assert await text(page, "#status") == "reading the gateway…"
     assert await page.evaluate("document.body.dataset.state") == "loading"
+    assert not re.search(r"\d", (await text(page, "#tiles")).replace("p95", "")), "a figure that nobody has told"
     await keep(page, "loading")
 
 

@@ -7,16 +7,19 @@ import pytest
 
 from gateway.app import Gateway
 from tests.engines.house import CHAT, COMPLETIONS, ask, ask_both, before, chat, completion, counted
-from tests.engines.real import NAME, RealEngine
+from tests.engines.real import CONTEXT, NAME, RealEngine
 from tests.wire.client import call
 
 pytestmark = pytest.mark.engines
 
+LONG = "word " * 2300
+"""Too long for the engines, by their tokens; by its bytes, which is all that the gateway goes by, it may fit."""
 TOO_LONG = "word " * 6000
+"""Too long for certain."""
 WRONG = {
-    "too long": (CHAT, chat(TOO_LONG, max_tokens=3)),
-    "too long, streamed": (CHAT, chat(TOO_LONG, max_tokens=3, stream=True)),
-    "too long for a completion": (COMPLETIONS, completion(TOO_LONG, max_tokens=3)),
+    "too long": (CHAT, chat(LONG, max_tokens=3)),
+    "too long, streamed": (CHAT, chat(LONG, max_tokens=3, stream=True)),
+    "too long for a completion": (COMPLETIONS, completion(LONG, max_tokens=3)),
     "messages that are none": (CHAT, chat(messages="hello")),
     "messages that are none, streamed": (CHAT, chat(messages="hello", stream=True)),
     "a negative limit": (CHAT, chat(max_tokens=-3)),
@@ -42,6 +45,19 @@ async def test_a_refusal_passes_byte_for_byte_and_is_not_tried_again(
         assert await counted(gateway, "kvlane_endpoint_failures_total", kind="broken") == 0
         good = await ask(gateway, CHAT, chat(max_tokens=2))
         assert good.status == 200
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_what_is_too_long_for_certain_never_reaches_an_engine(
+    engine: RealEngine, gateway: Gateway, path: str, is_stream: bool
+) -> None:
+    body = (chat if path == CHAT else completion)(TOO_LONG, max_tokens=3, stream=is_stream)
+    assert (await engine.ask(path, body)).status == 400
+    answer = await ask(gateway, path, body)
+    assert answer.refusal == (400, "invalid_request_error", "context_length_exceeded")
+    assert f"maximum context length is {CONTEXT} tokens" in str(answer.error["message"])
+    assert await counted(gateway, "kvlane_endpoint_requests_total") == 0
 
 
 async def test_an_unknown_model_never_reaches_an_engine(engine: RealEngine, gateway: Gateway) -> None:

@@ -13,7 +13,7 @@ from gateway.tokens.exact import TokenReader
 from gateway.tokens.loaded import token_reader
 from gateway.tokens.plain import TextReader
 from policies.prefix import block_hashes, root_of
-from tests.engines.house import CHAT, COMPLETIONS
+from tests.engines.house import CHAT, COMPLETIONS, ask, before, until
 from tests.engines.installed import model
 from tests.engines.real import NAME, RealEngine
 from tests.gateway.tokens.bodies import CHATS, HELLO, PROMPTS, SYSTEM, TOOL, Body, text, user
@@ -83,6 +83,15 @@ async def test_vllm_charges_what_was_read(vllm_up: RealEngine, reader: TokenRead
     cached = usage.get("cache_read_input_tokens") or 0
     assert usage.get("prompt_tokens", (usage.get("input_tokens") or 0) + cached) == reading.prompt_tokens
     assert reading.is_exact
+
+
+@pytest.mark.parametrize("what", ["tools", "tools and a system prompt", "a call and its result"])
+async def test_the_gateway_counts_a_chat_with_tools_as_the_engine_does(vllm_up: RealEngine, what: str) -> None:
+    async with before(vllm_up, models=[{"name": NAME, "tokenizer": str(model("tiny"))}]) as gateway:
+        await until(lambda: all(gateway.readers.exactness().values()))
+        answer = await ask(gateway, CHAT, {"model": NAME, **BODIES[what], "tool_choice": "none", "max_tokens": 1})
+    counted = int(answer.head["x-kvlane-prompt-tokens"])
+    assert counted == answer.json["usage"]["prompt_tokens"] == len(await ids_of(vllm_up, BODIES[what]))
 
 
 @pytest.mark.parametrize("what", LLAMA_CHATS)

@@ -2,6 +2,8 @@
 
 import asyncio
 import hashlib
+import shutil
+import subprocess
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -78,7 +80,7 @@ PAGE = {
     "kvlane_engine_kv_usage_ratio": {"endpoint"},
     "kvlane_queued_requests": {"pool", "class"},
     "kvlane_predicted_queue_wait_seconds": {"pool", "class"},
-    "kvlane_queue_wait_error_seconds": {"pool", "quantile"},
+    "kvlane_queue_wait_error_seconds": {"pool", "share"},
     "kvlane_pool_saturation_ratio": {"pool"},
     "kvlane_pool_busy_replicas": {"pool"},
     "kvlane_pool_backlog_seconds": {"pool"},
@@ -408,6 +410,11 @@ async def test_the_page_has_every_metric_with_its_labels_and_nothing_else() -> N
             name = family.name + ("_total" if family.type == "counter" else "")
             seen[name] = {label for sample in family.samples for label in sample.labels} - {"le"}
         assert seen == PAGE
+        assert not any("quantile" in labels for labels in seen.values()), "Prometheus keeps that label for summaries"
+        if (promtool := shutil.which("promtool")) is not None:
+            command = [promtool, "check", "metrics"]
+            ran = await asyncio.to_thread(subprocess.run, command, input=page, capture_output=True, text=True)
+            assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
 
 async def test_gauges_tell_how_the_fleet_stands() -> None:
