@@ -91,11 +91,9 @@ class Take(NamedTuple):
         return f"{self.kind.letter}:{self.field}"
 
     def wait_us(self, level: int, now_us: int) -> int | None:
-        """Say how long until it passes, where so much of the limit is taken; None: never."""
+        """Say how long until it passes, where so much of the limit is taken that it does not; None: never."""
         if self.amount > self.most:
             return None
-        if level + self.amount <= self.most:
-            return 0
         if self.kind is Kind.RATE:
             return bucket.wait_us(level, self.amount, self.most)
         return SLOT_WAIT_US if self.kind is Kind.PARALLEL else self.kind.end_us(now_us) - now_us
@@ -314,7 +312,10 @@ class Ledger:
         is_known = grant in account.grants
         charges = [_Charge(take.name, take.kind, take.amount, take.kept, take.kind.end_us(now_us)) for take in takes]
         levels = [account.level(each, clock_us) or 0 for each in charges]
-        waits_us = [0 if is_known else take.wait_us(level, now_us) for take, level in zip(takes, levels, strict=True)]
+        waits_us = [
+            0 if is_known or level + take.amount <= take.most else take.wait_us(level, now_us)
+            for take, level in zip(takes, levels, strict=True)
+        ]
         if not is_known and not any(waits_us) and None not in waits_us:
             account.grant(grant, ttl_us, charges, levels, clock_us)
             levels = [level + take.amount for take, level in zip(takes, levels, strict=True)]
