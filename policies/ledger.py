@@ -277,12 +277,12 @@ class _Account:
 
     def _correct(self, charge: _Charge, final: int, clock_us: int) -> None:
         """Charge an amount in place of what is charged. Not of slots: those are held or not."""
-        if charge.kind is Kind.PARALLEL:
-            return
         delta = final - charge.amount
+        if not delta or charge.kind is Kind.PARALLEL:
+            return
         charge.amount = final
         level = self.level(charge, clock_us)
-        if delta and level is not None:
+        if level is not None:
             self._set_level(charge, clock_us, level + delta)
 
 
