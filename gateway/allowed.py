@@ -14,7 +14,8 @@ from policies.ledger import Allowance, Kind, Take
 from policies.quotas import Quota, Unit
 from policies.tariff import NANO
 
-TOLD = (Unit.REQUESTS, Unit.TOKENS)
+TOLD = {Unit.REQUESTS: "requests", Unit.TOKENS: "tokens"}
+"""In headers, by these names."""
 
 WORDS = {
     "requests_per_minute": "{} requests a minute",
@@ -30,18 +31,18 @@ WORDS = {
 def lines_of(quotas: Sequence[Quota], allowances: Sequence[Allowance], parts: int = 1) -> bytes:
     """Give the headers that say what limits allow."""
     lines = ""
-    for unit in TOLD:
-        rates = [
-            (quota.left(allowance.remaining, parts), at)
-            for at, (quota, allowance) in enumerate(zip(quotas, allowances, strict=True))
-            if quota.kind is Kind.RATE and quota.unit is unit
-        ]
-        if rates:
-            left, at = min(rates)
-            name, reset = unit.value, duration(allowances[at].reset_us)
+    for unit, name in TOLD.items():
+        least: tuple[int, Quota, int] | None = None
+        for quota, allowance in zip(quotas, allowances, strict=True):
+            if quota.unit is unit and quota.kind is Kind.RATE:
+                left = quota.left(allowance.remaining, parts)
+                if least is None or left < least[0]:
+                    least = left, quota, allowance.reset_us
+        if least is not None:
+            left, quota, reset_us = least
             lines += (
-                f"x-ratelimit-limit-{name}: {quotas[at].limit}\r\nx-ratelimit-remaining-{name}: {left}\r\n"
-                f"x-ratelimit-reset-{name}: {reset}\r\n"
+                f"x-ratelimit-limit-{name}: {quota.limit}\r\nx-ratelimit-remaining-{name}: {left}\r\n"
+                f"x-ratelimit-reset-{name}: {duration(reset_us)}\r\n"
             )
     return lines.encode()
 

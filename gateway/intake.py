@@ -30,7 +30,7 @@ from gateway.usage import Usage
 from policies.keys import ring_key
 from policies.learned import OutputHabits
 from policies.pools import Standing
-from policies.request import UNIT_TOKENS, BlockHash
+from policies.request import UNIT_TOKENS, BlockHash, InferenceRequest
 
 SURE_SHARE = 0.6  # of an estimate from bytes: hardly any text has more than 6.7 bytes a token
 AS_TEXT = ENGINE_ROUTES["/v1/completions"]
@@ -98,8 +98,12 @@ class Intake:
             most = min(facts.most_tokens, 1 << 31) - prompt_tokens
             allowed = self._habits.allowed_tokens(tenant, facts.name, max(1, int(most)))
         expected = self._habits.expected_tokens(tenant, facts.name, allowed) * call.choices
-        exchange.inference = inference = exchange.inference._replace(
+        known = exchange.inference
+        exchange.inference = inference = InferenceRequest(
+            id=known.id,
             model=facts.name,
+            tenant=tenant,
+            deadline=known.deadline,
             prompt_tokens=prompt_tokens,
             output_tokens=expected,
             prefix=reading.prefix,

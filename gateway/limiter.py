@@ -13,7 +13,6 @@ of it then, and what is used of it meanwhile is charged later.
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -122,7 +121,7 @@ class Limiter:
             quotas += limits.quotas(model)
         if not quotas:
             return []
-        nothing = [replace(take, amount=0, kept=0) for take in takes(quotas, NOTHING, NOTHING)]
+        nothing = [take._replace(amount=0, kept=0) for take in takes(quotas, NOTHING, NOTHING)]
         id = self._new_id()
         allowances: Sequence[Allowance] | None
         if self.shared is None:
@@ -209,4 +208,4 @@ class Limiter:
     def _as_left(self, tenant: str, take: Take, parts: int) -> Take:
         """Let a budget be what was left of it when Redis was last heard."""
         left = self._left.get((tenant, take.name))
-        return take if left is None else replace(take, most=left // parts)
+        return take if left is None else take._replace(most=left // parts)

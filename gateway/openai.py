@@ -147,11 +147,16 @@ def parse(route: Route, content_type: str, body: bytes) -> Call:
         choices=_choices(route, document) if route.generates else 1,
         hides_usage=hides_usage,
         previous_response_id=previous if isinstance(previous, str) else None,
-        dropped=tuple(document.keys() & (STEERING_FIELDS | route.steering_fields)),
-        dropped_if_unknown=tuple(document.keys() & UNKNOWN_TO_SOME),
+        dropped=_named(document, STEERING_FIELDS) + _named(document, route.steering_fields),
+        dropped_if_unknown=_named(document, UNKNOWN_TO_SOME),
         stream_options=stream_options,
         has_cache_salt="cache_salt" in document,
     )
+
+
+def _named(document: dict[str, Any], names: frozenset[str]) -> tuple[str, ...]:
+    """Give those of the names that a body has: nearly always none."""
+    return () if names.isdisjoint(document) else tuple(document.keys() & names)
 
 
 def _checked_model(model: object) -> str:
@@ -164,14 +169,14 @@ def _checked_model(model: object) -> str:
 
 def _max_tokens(route: Route, document: dict[str, Any]) -> int | None:
     """Give the most that is allowed; of two that are set, the larger: engines differ in which they take."""
-    found = [_count(document.get(name)) for name in _LIMITS_OUTPUT.get(route.shape, ())]
+    found = [_count(document[name]) for name in _LIMITS_OUTPUT.get(route.shape, ()) if name in document]
     return max((value for value in found if value is not None), default=None)
 
 
 def _choices(route: Route, document: dict[str, Any]) -> int:
     """Count the answers: of each prompt of a completion so many as are asked for."""
-    counts = (_count(document.get(name)) for name in _MULTIPLIES.get(route.shape, ()))
-    choices = min(max((value for value in counts if value), default=1), MAX_CHOICES)
+    counts = [_count(document[name]) or 1 for name in _MULTIPLIES.get(route.shape, ()) if name in document]
+    choices = min(max(counts, default=1), MAX_CHOICES)
     prompts = document.get("prompt") if route.shape is Shape.COMPLETION else None
     if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
         choices *= len(prompts)

@@ -36,12 +36,7 @@ from gateway.exchange import Exchange, check_length, check_method, read_body
 from gateway.failures import failure_of
 from gateway.fleet import Fleet
 from gateway.gate import Admitted, Gate
-from gateway.headers import (
-    EVENT_STREAM_LINES,
-    bearer_key,
-    lines_to_client,
-    sane_request_id,
-)
+from gateway.headers import EVENT_STREAM_LINES, bearer_key, lines_to_client, sane_request_id
 from gateway.hops import Hop
 from gateway.intake import Intake
 from gateway.lease import Lease
@@ -318,13 +313,15 @@ class Proxy:
             answer.deliver(client, lines, self._timeouts.idle_s)
             response = await answer.relayed()
         finally:
+            usage = answer.usage  # read here, once
             is_own = exchange.route is not STORED_ROUTE
-            used = (answer.usage, answer.counted_tokens) if is_own else (None, 0)
-            trace.relayed(*used, answer.first_token_at, answer.last_byte_at)
+            is_told = usage is not None and usage.output_tokens is not None
+            counted_tokens = answer.counted_tokens if is_own and not is_told else 0
+            trace.relayed(usage if is_own else None, counted_tokens, answer.first_token_at, answer.last_byte_at)
             if answer.response_id is not None and not is_own:
-                self._stored.settle(answer.response_id, exchange, answer.usage, trace)
+                self._stored.settle(answer.response_id, exchange, usage, trace)
             elif answer.response_id is not None:
-                self._stored.learn(answer, answer.usage, lease.endpoint, exchange, trace)
+                self._stored.learn(answer, usage, lease.endpoint, exchange, trace)
         if answer.is_client_stuck:
             client.status = CLIENT_LEFT
         elif answer.error is not None:
@@ -336,10 +333,10 @@ class Proxy:
             trace.code = "stream_broken"
         else:
             trace.outcome = Outcome.OK
-            if answer.usage is not None and exchange.route is not STORED_ROUTE:
-                lease.used(answer.usage, is_timely=not answer.was_paused)
-                self._intake.learn(exchange, answer.usage)
-            if (answer.usage is None or answer.usage.output_tokens is None) and not is_stream:
+            if usage is not None and is_own:
+                lease.used(usage, is_timely=not answer.was_paused)
+                self._intake.learn(exchange, usage)
+            if not is_told and not is_stream:
                 trace.counted_tokens = await self._intake.count(exchange, answer)
         return response
 

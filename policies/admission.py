@@ -94,7 +94,7 @@ class AdmissionQueue:
     @property
     def waiting(self) -> int:
         """Count those that wait."""
-        return sum(len(line.order) for line in self._lines)
+        return sum(len(line.order) for line in self._lines) if self._deadlines else 0  # each of them has one
 
     @property
     def next_deadline(self) -> float | None:

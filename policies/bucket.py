@@ -35,8 +35,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 def amount_us(tokens: int, per_minute: int) -> int:
     """Say how long a rate needs to bring so many tokens (or requests)."""
-    us = tokens * MINUTE_US // per_minute
-    return us if us >= MS_US else -(-tokens * MINUTE_US // per_minute)
+    us, rest = divmod(tokens * MINUTE_US, per_minute)
+    return us + 1 if rest and us < MS_US else us
 
 
 def burst_us(tokens: int, per_minute: int) -> int:
@@ -59,7 +59,8 @@ def whole_ms(us: int) -> int:
 
 def level_us(tat_us: int, now_us: int) -> int:
     """Say what is missing from a full bucket, which is how long it takes to be full again."""
-    return max(0, tat_us - now_us)
+    level = tat_us - now_us
+    return level if level > 0 else 0
 
 
 def wait_us(level_us: int, amount: int, burst: int) -> int:

@@ -32,14 +32,16 @@ long has that much ready for a second burst. What is really used since a bucket 
 
 Memory: a tenant that has had no grants, full buckets and unused budgets for an hour is dropped (not at once: a clock
 that was wrong for a moment should not cost others their state). Each reservation looks at LOOKS tenants for that, so
-that they go faster than they come.
+that they go faster than they come. A grant that is settled leaves a stale entry among the dues, which goes when it
+would be due, or when stale ones are the most.
 """
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from policies import bucket
 
@@ -47,6 +49,7 @@ REMEMBER_US = bucket.HOUR_US  # longer than answers come late, and than clocks a
 SWEEP = 64  # grants swept by one call
 SLOT_WAIT_US = bucket.SECOND_US  # nobody knows when a slot will be free: ask again soon
 LOOKS = 2  # one would keep up with the tenants that come, two get ahead of them
+SPARE = 64  # dues of grants that are settled; beyond it no more than half of all
 
 
 class Kind(Enum):
@@ -57,10 +60,10 @@ class Kind(Enum):
     DAY = "d"
     MONTH = "m"
 
-    @property
-    def is_budget(self) -> bool:
+    def __init__(self, letter: str) -> None:
+        self.letter = letter
+        self.is_budget = letter in "dm"
         """Whether it counts within a period."""
-        return self is Kind.DAY or self is Kind.MONTH
 
     def end_us(self, now_us: int) -> int:
         """Say when the period ends; 0 where there is none."""
@@ -69,8 +72,7 @@ class Kind(Enum):
         return bucket.month_end_us(now_us) if self is Kind.MONTH else bucket.day_end_us(now_us)
 
 
-@dataclass(frozen=True, slots=True)
-class Take:
+class Take(NamedTuple):
     """What a request takes of one limit. Each kind and field is taken once by a request."""
 
     field: str
@@ -86,26 +88,23 @@ class Take:
     @property
     def name(self) -> str:
         """Give the limit's name, unique within its tenant."""
-        return f"{self.kind.value}:{self.field}"
+        return f"{self.kind.letter}:{self.field}"
 
     def wait_us(self, level: int, now_us: int) -> int | None:
-        """Say how long until it passes, where so much of the limit is taken; None: never."""
+        """Say how long until it passes, where so much of the limit is taken that it does not; None: never."""
         if self.amount > self.most:
             return None
-        if level + self.amount <= self.most:
-            return 0
         if self.kind is Kind.RATE:
             return bucket.wait_us(level, self.amount, self.most)
         return SLOT_WAIT_US if self.kind is Kind.PARALLEL else self.kind.end_us(now_us) - now_us
 
-    def allowance(self, level: int, now_us: int, wait_us: int | None) -> "Allowance":
-        """Say what its limit allows where so much is taken."""
-        reset_us = level if self.kind is Kind.RATE else max(0, self.kind.end_us(now_us) - now_us)
-        return Allowance(max(0, self.most - level), reset_us, wait_us)
+    def allowance(self, level: int, left_us: int, wait_us: int | None) -> "Allowance":
+        """Say what its limit allows where so much is taken, and so much is left of its period."""
+        remaining = self.most - level
+        return Allowance(remaining if remaining > 0 else 0, level if self.kind is Kind.RATE else left_us, wait_us)
 
 
-@dataclass(frozen=True, slots=True)
-class Allowance:
+class Allowance(NamedTuple):
     """What a limit still allows, after what was taken if anything was."""
 
     remaining: int
@@ -141,7 +140,7 @@ class _Charge:
 class _Grant:
     """A reservation that is not settled."""
 
-    charges: list[_Charge]
+    charges: Sequence[_Charge]
     due_us: int
     """When its lease expires; once swept, when it is forgotten. By the tenant's clock."""
     is_live: bool = True
@@ -183,30 +182,33 @@ class _Account:
 
     # Limits. The level is what is taken of one: microseconds, slots, tokens.
 
-    def level(self, name: str, kind: Kind, end_us: int, clock_us: int) -> int | None:
-        """Say what is taken of a limit; None: nothing is known of a budget, in the period that ends then."""
+    def level(self, charge: _Charge, clock_us: int) -> int | None:
+        """Say what is taken of a charge's limit; None: nothing is known of a budget, in the charge's period."""
+        kind = charge.kind
         if kind is Kind.RATE:
-            return bucket.level_us(self.tats.get(name, 0), clock_us)
+            return bucket.level_us(self.tats.get(charge.name, 0), clock_us)
         if kind is Kind.PARALLEL:
-            return self.held.get(name, 0)
-        known_end_us, used = self.used.get(name, (0, 0))
-        return used if known_end_us == end_us else None
+            return self.held.get(charge.name, 0)
+        known_end_us, used = self.used.get(charge.name, (0, 0))
+        return used if known_end_us == charge.end_us else None
 
-    def _set_level(self, name: str, kind: Kind, end_us: int, clock_us: int, level: int) -> None:
+    def _set_level(self, charge: _Charge, clock_us: int, level: int) -> None:
+        name, kind = charge.name, charge.kind
         if kind.is_budget:
-            self.used[name] = end_us, max(0, level)
+            self.used[name] = charge.end_us, max(0, level)
             return
         levels, base = (self.tats, clock_us) if kind is Kind.RATE else (self.held, 0)
-        levels[name] = base + level
-        if level <= 0:
-            del levels[name]
+        if level > 0:
+            levels[name] = base + level
+        else:
+            levels.pop(name, None)
 
     # Grants.
 
-    def grant(self, name: str, ttl_us: int, charges: list[_Charge], clock_us: int) -> None:
-        """Take all charges under one name."""
-        for charge in charges:
-            self._add(charge, charge.amount, clock_us)
+    def grant(self, name: str, ttl_us: int, charges: Sequence[_Charge], levels: Sequence[int], clock_us: int) -> None:
+        """Take all charges under one name, of limits of which so much is taken."""
+        for charge, level in zip(charges, levels, strict=True):
+            self._set_level(charge, clock_us, level + charge.amount)
         self.grants[name] = _Grant(charges, 0)
         self._lease(name, clock_us + ttl_us)
         self.seen_us = clock_us
@@ -238,6 +240,9 @@ class _Account:
     def _lease(self, name: str, due_us: int) -> None:
         self.grants[name].due_us = due_us
         heappush(self.dues, (due_us, name))
+        if len(self.dues) > SPARE + 2 * len(self.grants):
+            self.dues = [(grant.due_us, name) for name, grant in self.grants.items()]
+            heapify(self.dues)
 
     def _sweep(self, clock_us: int) -> None:
         swept = 0
@@ -263,20 +268,17 @@ class _Account:
         """Put a grant into its slots, or take it out."""
         for charge in grant.charges:
             if charge.kind is Kind.PARALLEL:
-                self._add(charge, sign * charge.amount, clock_us)
+                self._set_level(charge, clock_us, self.held.get(charge.name, 0) + sign * charge.amount)
 
     def _correct(self, charge: _Charge, final: int, clock_us: int) -> None:
         """Charge an amount in place of what is charged. Not of slots: those are held or not."""
-        if charge.kind is Kind.PARALLEL:
-            return
         delta = final - charge.amount
+        if not delta or charge.kind is Kind.PARALLEL:
+            return
         charge.amount = final
-        if self.level(charge.name, charge.kind, charge.end_us, clock_us) is not None:
-            self._add(charge, delta, clock_us)
-
-    def _add(self, charge: _Charge, amount: int, clock_us: int) -> None:
-        level = self.level(charge.name, charge.kind, charge.end_us, clock_us) or 0
-        self._set_level(charge.name, charge.kind, charge.end_us, clock_us, level + amount)
+        level = self.level(charge, clock_us)
+        if level is not None:
+            self._set_level(charge, clock_us, level + delta)
 
 
 class Ledger:
@@ -304,14 +306,20 @@ class Ledger:
         clock_us = account.enter(now_us)
         is_known = grant in account.grants
         charges = [_Charge(take.name, take.kind, take.amount, take.kept, take.kind.end_us(now_us)) for take in takes]
-        levels = [account.level(each.name, each.kind, each.end_us, clock_us) or 0 for each in charges]
-        waits_us = [0 if is_known else take.wait_us(level, now_us) for take, level in zip(takes, levels, strict=True)]
-        if not is_known and not any(wait_us != 0 for wait_us in waits_us):
-            account.grant(grant, ttl_us, charges, clock_us)
+        levels = [account.level(each, clock_us) or 0 for each in charges]
+        waits_us = [
+            0 if is_known or level + take.amount <= take.most else take.wait_us(level, now_us)
+            for take, level in zip(takes, levels, strict=True)
+        ]
+        if not is_known and not any(waits_us) and None not in waits_us:
+            account.grant(grant, ttl_us, charges, levels, clock_us)
             levels = [level + take.amount for take, level in zip(takes, levels, strict=True)]
         self._look(now_us)
         return tuple(
-            take.allowance(level, now_us, wait_us) for take, level, wait_us in zip(takes, levels, waits_us, strict=True)
+            [
+                take.allowance(level, max(0, charge.end_us - now_us), wait_us)
+                for take, charge, level, wait_us in zip(takes, charges, levels, waits_us, strict=True)
+            ]
         )
 
     def settle(self, tenant: str, grant: str, finals: Sequence[int], now_us: int) -> bool:

@@ -58,6 +58,8 @@ class OwnPrefixes:
 def _leading(units: Container[int], seed: int, chain: Sequence[BlockHash], known: int) -> int:
     """Count the leading units of a chain in a generation, of which `known` need not be looked at."""
     low, high = known, len(chain)
+    if low < high and chain[-1] ^ seed in units:  # all of it
+        return high
     while low < high:
         middle = (low + high) // 2
         if chain[middle] ^ seed in units:

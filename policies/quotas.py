@@ -12,6 +12,7 @@ limits   never hold back a request for ever because of what is set aside for its
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 from policies import bucket
 from policies.ledger import Kind, Take
@@ -27,9 +28,9 @@ class Unit(Enum):
     COST = "cost"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Quota:
-    """One limit."""
+    """One limit. What requests ask of it again and again is worked out once."""
 
     name: str
     """As the configuration calls it: `tokens_per_minute`."""
@@ -47,7 +48,7 @@ class Quota:
         """Whether it is for a day or a month."""
         return self.kind.is_budget
 
-    @property
+    @cached_property
     def field(self) -> str:
         """Name it among its tenant's limits of the same kind; a rate that has changed is another one.
 
@@ -56,20 +57,23 @@ class Quota:
         name = f"{self.unit.value}@{self.limit}" if self.kind is Kind.RATE else self.unit.value
         return f"{name}:{self.model}" if self.model else name
 
+    @cached_property
+    def burst_us(self) -> int:
+        """Give the burst of a rate as the ledger counts it."""
+        return bucket.burst_us(self.burst, self.limit)
+
     def told(self, amount: int) -> float:
         """Give an amount as people are told it: costs in whole money."""
         return amount / NANO if self.unit is Unit.COST else amount
 
     def of(self, amounts: Amounts) -> int:
         """Give what a request comes to in this unit."""
-        match self.unit:
-            case Unit.REQUESTS:
-                return amounts.requests
-            case Unit.TOKENS:
-                return amounts.tokens
-            case Unit.COST:
-                return amounts.cost
-        return 1  # a slot
+        unit = self.unit
+        if unit is Unit.TOKENS:
+            return amounts.tokens
+        if unit is Unit.REQUESTS:
+            return amounts.requests
+        return amounts.cost if unit is Unit.COST else 1  # a slot
 
     def take(self, estimate: Amounts, kept: Amounts, parts: int = 1) -> Take:
         """Say what a request takes of it.
@@ -79,19 +83,16 @@ class Quota:
             kept: What stays charged of it if nobody ever tells what it came to.
             parts: Gateways that have to do with a part of the limit each, because they cannot ask each other.
         """
+        kind, limit = self.kind, self.limit
         least, amount = self.of(kept), self.of(estimate)
-        most = max(1, (self.burst if self.kind is Kind.RATE else self.limit) // parts)
-        if least <= most:
-            amount = min(amount, most)
-        if self.kind is not Kind.RATE:
-            return Take(self.field, self.kind, amount, least, most)
-        return Take(
-            self.field,
-            self.kind,
-            parts * bucket.amount_us(amount, self.limit),
-            parts * bucket.amount_us(least, self.limit),
-            bucket.burst_us(self.burst, self.limit),
-        )
+        most = (self.burst if kind is Kind.RATE else limit) // parts or 1
+        if least <= most < amount:
+            amount = most
+        if kind is not Kind.RATE:
+            return Take(self.field, kind, amount, least, most)
+        amount_us = parts * bucket.amount_us(amount, limit)
+        kept_us = amount_us if least == amount else parts * bucket.amount_us(least, limit)
+        return Take(self.field, kind, amount_us, kept_us, self.burst_us)
 
     def final(self, amounts: Amounts, parts: int = 1) -> int:
         """Say what it came to, as the ledger counts it."""

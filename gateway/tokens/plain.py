@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import orjson
-from xxhash import xxh3_64
+from xxhash import xxh3_64_intdigest
 
 from gateway.routes import Route, Shape
 from gateway.tokens import BYTES_PER_TOKEN, MAX_DEPTH, MAX_VALUES, Reading
@@ -55,9 +55,9 @@ class TextReader:
         text = b"".join(layout.pieces)
         system_key = opening_key = None
         if layout.system_pieces is not None:
-            system_key = key_of(root, *layout.pieces[: layout.system_pieces])
+            system_key = key_of(root, b"".join(layout.pieces[: layout.system_pieces]))
         if layout.opening_pieces is not None:
-            opening_key = key_of(root, *layout.pieces[: layout.opening_pieces])
+            opening_key = key_of(root, b"".join(layout.pieces[: layout.opening_pieces]))
         elif not layout.is_conversation and text:
             opening_key = key_of(root, text[: OPENING_UNITS * unit_tokens * BYTES_PER_TOKEN])
         prefix = await hash_text(root, text, unit_tokens)
@@ -178,12 +178,9 @@ class _Layout:
         self.pieces.append(_END)
 
 
-def key_of(root: BlockHash, *pieces: bytes) -> BlockHash:
+def key_of(root: BlockHash, beginning: bytes) -> BlockHash:
     """Name what a prompt begins with."""
-    state = xxh3_64(seed=root)
-    for piece in pieces:
-        state.update(piece)
-    return BlockHash(state.intdigest())
+    return BlockHash(xxh3_64_intdigest(beginning, root))
 
 
 async def hash_text(root: BlockHash, text: bytes, unit_tokens: int) -> tuple[BlockHash, ...]:

@@ -1,6 +1,7 @@
 """Ledger: the limits of tenants, in process. What it shares with the script in Redis is in `limits.py`."""
 
 import json
+import pickle
 from random import Random
 
 import pytest
@@ -92,6 +93,22 @@ def test_one_call_sweeps_a_bounded_number_of_grants() -> None:
     assert (slots.wait_us, slots.remaining) == (SECOND_US, 0)
     (slots,) = ledger.reserve(TENANT, "a", LEASE_US, [slot(1)], NOON_US + LEASE_US)
     assert slots.wait_us == 0
+
+
+def test_settled_grants_of_long_leases_leave_nothing_behind() -> None:
+    """A process leases for years what it counts alone: nothing of a request may stay until then."""
+    ledger = Ledger()
+    assert are_granted(ledger.reserve(TENANT, "runs on", DAY_US, [slot(9)], NOON_US))
+
+    def size_after(rounds: int) -> int:
+        for number in range(rounds):
+            assert are_granted(ledger.reserve(TENANT, f"{number:9}", DAY_US, [rate(1, 1), slot(9)], NOON_US))
+            assert ledger.settle(TENANT, f"{number:9}", [0, 0], NOON_US)
+        return len(pickle.dumps(ledger))
+
+    few = size_after(50)
+    assert size_after(5000) <= 2 * few
+    assert ledger.renew(TENANT, ["runs on"], LEASE_US, NOON_US) == (True,)
 
 
 def test_tenants_know_nothing_of_each_other() -> None:
