@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import orjson
@@ -129,16 +129,32 @@ def texts_of(body: bytes) -> dict[int, str]:
 
 
 def shapes(body: bytes, aside: Collection[str] = ()) -> list[Json]:
-    """Give what a stream's events are beside their words, without repeats: engines in a hurry join tokens."""
+    """Give what a stream's events are beside their words, without repeats: engines in a hurry join tokens.
+
+    They join the last ones with the end, too: an event that says words and ends a choice stands for words before it.
+    """
     found: list[Json] = []
     for chunk in chunks(body):
         shape = faceless(chunk, aside)
         for choice in _choices([shape]):
             for words in (choice, choice.get("delta", {})):
-                words.update({name: "<words>" for name in ("content", "text") if words.get(name)})
-        if shape not in found:
-            found.append(shape)
+                said = {name: words.get(name) for name in ("content", "text")}
+                is_end = choice.get("finish_reason")
+                words.update({name: "<words>" for name, word in said.items() if word or (is_end and word == "")})
+        found += [each for each in (*_words_before(shape), shape) if each not in found]
     return found
+
+
+def _words_before(shape: Any) -> Iterator[Json]:
+    ending = [
+        choice for choice in _choices([shape]) if "<words>" in (*choice.values(), *choice.get("delta", {}).values())
+    ]
+    if any(choice.get("finish_reason") for choice in ending):
+        reasons = ("finish_reason", "stop_reason")
+        open_yet: list[Json] = [
+            {**choice, **{name: None for name in reasons if name in choice}} for choice in shape["choices"]
+        ]
+        yield {**shape, "choices": open_yet}
 
 
 def is_whole(answer: Answer) -> bool:

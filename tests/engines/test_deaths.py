@@ -124,7 +124,11 @@ async def test_nothing_hangs_and_the_engine_is_known_again_when_it_is_back(busy:
 async def test_another_kind_of_engine_takes_over_what_has_shown_nothing_yet(
     busy: RealEngine, llama_up: RealEngine
 ) -> None:
-    async with before(busy, llama_up, timeouts=TIMEOUTS) as gateway:
+    in_turn = {
+        "policy": "round_robin",
+        "endpoints": [{"name": "E0", "url": busy.url}, {"name": "E1", "url": llama_up.url}],
+    }
+    async with before(busy, llama_up, pools=[in_turn], timeouts=TIMEOUTS) as gateway:
         calls = [Call(gateway, is_stream=at % 4 < 2) for at in range(8)]
         await until(lambda: in_flight(gateway)[0] == 4, lambda: standing(gateway))
         await under_way(busy, calls, 4)
