@@ -6,7 +6,7 @@
                      -> REFUSED (its deadline passed; pushed out by others)
           -> REFUSED
 
-A request waits while no endpoint has room for it, and is bound to one only when there is (`flow.py` says what room is).
+A request waits while no endpoint has room for it (`flow.py` says what room is), and is bound to one when there is.
 A grant is a promise: it counts at its endpoint until `started` says that the books hold the charge, and is void when
 the ticket leaves. So grants and departures may come in any order within a tick, and no place is lost or given twice.
 
@@ -17,9 +17,9 @@ next     When a first token or an end makes room at an endpoint, it takes one of
 classes  In the order of the configuration, the first before the second. A class fills endpoints to its `ceiling` only,
          so that those before it find room at once; one that waits and has had less than its `floor` of the work
          served lately goes before all others, whatever its ceiling.
-wait     Seconds until it would start, reckoned by the pace at which the class was drained while somebody waited there:
-         until the work before it is done, and until its tenant has had no more than others, whichever is later; times
-         how such reckonings turned out lately.
+wait     Seconds until it would start, reckoned by the pace at which the class was drained while somebody waited there
+         (no slower than by its floor): until the work before it is done, and until its tenant has had no more than
+         others, whichever is later; put right by how such reckonings turned out lately.
 no       Whoever is last in the fair order of a class that is too full, until it is not: too many wait there, or the
          last would wait longer than the class may. That is the newcomer, unless its tenant has had less than others:
          then the last of whoever asked for the most has to go. Also refused: who would miss its own deadline, at once,
@@ -80,8 +80,6 @@ class AdmissionQueue:
         self._kept: tuple[Endpoint, Ticket] | None = None
         self.running = 0
         """Tickets that are granted and have not left."""
-        self.errors = Errors()
-        """Of predicted waits, over those that waited and were granted."""
 
     def __repr__(self) -> str:
         most = self._flow.max_inflight
@@ -114,11 +112,15 @@ class AdmissionQueue:
         """Count those of a class that wait."""
         return len(self._lines.named[name].order)
 
+    def errors_in(self, name: str) -> Errors:
+        """Give how predicted waits of a class turned out."""
+        return self._lines.named[name].errors
+
     def predicted_wait_s(self, name: str, now: float) -> float:
         """Predict the wait of one who would be the last of a class, from what is known now."""
         line = self._lines.named[name]
         line.note(now)
-        return line.drain.seconds(line.order.work)
+        return line.seconds(line.order.work)
 
     def saturation(self, now: float) -> float:
         """Say how full the emptiest endpoint that may be used is; 1 or more: all are full. 0 where there is none."""
@@ -217,7 +219,7 @@ class AdmissionQueue:
             ticket = heappop(self._deadlines)[2]
             line = self._lines.of(ticket.request)
             self._take_out(ticket, line, now, Refusal.EXPIRED)
-            ticket.predicted_wait_s = line.drain.seconds(line.order.work)  # if it came again
+            ticket.predicted_wait_s = line.seconds(line.order.work)  # if it came again
             expired.append(ticket)
         return expired
 
@@ -345,11 +347,10 @@ class AdmissionQueue:
         return None
 
     def _grant(self, ticket: Ticket, line: Line, choice: Choice, now: float) -> None:
-        line.served.add(now, ticket.work)
+        self._lines.let_in(line, ticket.work, now)
         if ticket.place is not None:
             line.serve(ticket, now)
             self._tidy()
-            self.errors.note(ticket.predicted_wait_s, ticket.waited_s)
         ticket.state, ticket.choice, ticket.endpoint = State.GRANTED, choice, choice.endpoint
         self.running += 1
         self._promises.add(ticket)
@@ -372,7 +373,7 @@ class AdmissionQueue:
         refused = []
         while line.order:
             ticket, ahead = line.order.last()
-            wait_s = line.drain.seconds(ahead)
+            wait_s = line.seconds(ahead)
             is_full = len(line.order) > line.rules.max_queued
             if not is_full and now - ticket.arrived_at + wait_s <= bound_s:
                 break

@@ -55,7 +55,9 @@ class FairOrder(Generic[T]):
         self._accounts: dict[str, _Account] = {}
         self._ahead: list[tuple[float, str]] = []  # heap of tenants' times, some stale
         self._numbers = count()
-        self._cost = self._time = self._weight = 0.0
+        self._cost = self._time = 0.0
+        self.weight = 0.0
+        """Of all tenants known."""
         self.work = 0.0
         """Of all who wait."""
 
@@ -90,7 +92,7 @@ class FairOrder(Generic[T]):
         account = self._accounts.get(tenant)
         if account is None:
             account = self._accounts[tenant] = _Account(self._time, weight)
-            self._weight += weight
+            self.weight += weight
         cost = work / weight
         place = Place(max(self._time, account.time), next(self._numbers), tenant, work, cost)
         account.time = place.tag + cost
@@ -114,7 +116,7 @@ class FairOrder(Generic[T]):
 
     def serve(self, place: Place) -> float:
         """Take out one who is served now, its tenant has had it; say how far the order's time went on."""
-        went = place.work / self._weight
+        went = place.work / self.weight
         self._time += went
         self._remove(place)
         return went
@@ -132,7 +134,7 @@ class FairOrder(Generic[T]):
         if not self._order:
             self._accounts.clear()
             self._ahead.clear()
-            self.work = self._cost = self._time = self._weight = 0.0
+            self.work = self._cost = self._time = self.weight = 0.0
             return
         self.work -= place.work
         self._cost -= place.cost
@@ -146,4 +148,4 @@ class FairOrder(Generic[T]):
             known = self._accounts.get(tenant)
             if known is not None and not known.waiting and known.time <= self._time:
                 del self._accounts[tenant]
-                self._weight -= known.weight
+                self.weight -= known.weight

@@ -437,7 +437,7 @@ def test_the_wait_is_the_work_ahead_over_the_pace_of_the_queue() -> None:
     assert door.queue.predicted_wait_s("interactive", now) == pytest.approx(2.0, rel=0.2)
     late = door.ask("t", now, "z")
     assert late.predicted_wait_s == pytest.approx(2.0, rel=0.2)  # two are ahead of it, and one runs
-    assert door.queue.errors.count == 5
+    assert door.queue.errors_in("interactive").count == 5
 
 
 def test_waits_of_which_nothing_could_be_known_put_no_later_prediction_right() -> None:
@@ -460,6 +460,45 @@ def test_who_would_miss_its_deadline_is_refused_on_arrival_and_pushes_nobody_out
     assert door.ask("t", now, "z", deadline=now + 9.0).state is State.WAITING
     assert door.ask("t", now, "x", deadline=now).refusal is Refusal.DEADLINE
     assert states(tickets[-2:]) == ["waiting", "waiting"]
+
+
+def test_a_class_that_yields_is_predicted_no_slower_than_by_its_floor() -> None:
+    """Batch had more than its floor and gets nothing for a while, which says nothing of what it will get."""
+    rules = (ServiceClass("interactive", 1000, 1e3), ServiceClass("batch", 1000, 60.0, ceiling=0.5, floor=0.2))
+    door = Door.of(places(10), classes=rules)
+    early = [door.ask("t", 0.0, service_class="batch") for _ in range(6)]
+    assert states(early) == ["granted"] * 5 + ["waiting"]
+    for _ in range(60):
+        door.ask("t", 0.1)
+    now = 0.0
+
+    def step() -> float:
+        """Let one end, and another come in its place."""
+        door.end(next(iter(door.charges)), now + 0.1)
+        door.ask("t", now + 0.1)
+        return now + 0.1
+
+    while early[-1].state is State.WAITING:
+        now = step()
+    assert now > 1.0
+    last = [door.ask("t", now, f"b{at}", service_class="batch") for at in range(20)][-1]
+    while last.state is State.WAITING:
+        now = step()
+    assert last.predicted_wait_s == pytest.approx(last.waited_s, rel=0.3)
+
+
+def test_what_a_floor_comes_to_is_known_before_anybody_of_the_class_was_served() -> None:
+    rules = (ServiceClass("interactive", 1000, 1e3), ServiceClass("batch", 1000, 60.0, ceiling=0.5, floor=0.2))
+    door = Door.of(places(1), classes=rules)
+    for _ in range(30):
+        door.ask("t", 0.0)
+    door.queue._lines.named["batch"].served.add(0.0, 1e6)  # it had all of it
+    ahead = [door.ask("t", 0.1, service_class="batch") for _ in range(2)]
+    for at in range(1, 11):
+        door.end(next(iter(door.charges)), at / 10 + 0.1)
+    late = door.ask("t", 1.1, service_class="batch")
+    assert states(ahead) == ["waiting", "waiting"]
+    assert late.predicted_wait_s == pytest.approx(2 / (10 * 0.2), rel=0.2)  # ten a second, of which a fifth
 
 
 def test_a_deadline_that_passes_in_the_queue_is_told_then() -> None:
