@@ -1,10 +1,11 @@
 """Line: those of one class that wait, and how fast they get on; Lines: all of them, in the order of classes."""
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from math import inf
 
 from policies.request import InferenceRequest
-from policies.shares import FairOrder
+from policies.shares import FairOrder, Place
 from policies.smoothing import Smoothing
 from policies.tickets import Refusal, ServiceClass, Ticket
 from policies.waits import Drain, Errors, Ratio, Recent
@@ -31,15 +32,24 @@ class Line:
         self.least_bound_s = min(rules.max_queue_wait_s, rules.crowded_wait_s)
         self._smoothing = smoothing
 
-    def join(self, ticket: Ticket, now: float) -> None:
-        """Let one wait here, and predict for how long."""
+    def join(self, ticket: Ticket, now: float, *, is_back: bool = False) -> None:
+        """Let one wait here, and predict for how long; before all others, if it is back from a try that failed."""
         self.note(now)
         if not self.order:
             self.crowded_since = now
         self.joined_at = now
         request = ticket.request
-        ticket.place = self.order.add(ticket, request.tenant, request.weight, ticket.work)
-        self.predict(ticket, self.order.ahead(ticket.place), now)
+        ticket.place = self.order.add(ticket, request.tenant, request.weight, ticket.work, is_back=is_back)
+        self.predict(ticket, self._ahead(ticket, ticket.place), now)
+
+    def _ahead(self, ticket: Ticket, place: Place) -> float:
+        """Give the work ahead of one; if it has to go where others ahead have to, all that is served meanwhile."""
+        ahead, holder = self.order.ahead(place), ticket.barred.holder
+        if holder is None:
+            return ahead
+        before = takewhile(lambda each: each is not ticket, self.order)
+        bound = sum(each.work for each in before if each.barred.holder is holder)
+        return max(ahead, bound * len(ticket.standing.own.endpoints))
 
     def predict(self, ticket: Ticket, ahead: float, now: float) -> None:
         """Predict the wait of one who waits: until what is ahead is done, and until its tenant is even with others.

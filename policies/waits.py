@@ -1,7 +1,7 @@
 """How long one waits: the pace at which a queue is drained, and how right predictions were."""
 
 from collections import deque
-from math import exp
+from math import exp, pow
 
 MEMORY_S = 10.0
 MAX_RATIO = 4.0
@@ -60,7 +60,7 @@ class Ratio:
         How a wait of a minute turns out is known a minute late, and first of those that were the shortest: corrected by
         that in full, such waits were told four times too short after four times too long.
         """
-        return reckoned_s * self.at(now) ** (MEMORY_S / (MEMORY_S + reckoned_s))
+        return reckoned_s * pow(self.at(now), MEMORY_S / (MEMORY_S + reckoned_s))
 
 
 class Recent:
