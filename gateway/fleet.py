@@ -269,16 +269,27 @@ class Fleet:
         """Make the door of a pool."""
         return AdmissionQueue(pool, self._policies, self._indexes[pool], classes, flow, smoothing_s)
 
-    def may_recover(self, model: str, standing: Standing) -> bool:
+    def may_recover(self, model: str, standing: Standing, barred: Container[Endpoint]) -> bool:
         """Whether an endpoint lives that serves a model, though it may have asked to be left alone for a while."""
         return any(
-            model in endpoint.models and endpoint.health.state in (State.READY, State.SUSPECT)
+            model in endpoint.models
+            and endpoint.health.state in (State.READY, State.SUSPECT)
+            and endpoint not in barred
             for pool in (standing.own, *standing.longer, *standing.shorter)
             for endpoint in pool.endpoints
         )
 
     def lease_on(self, member: Member, request: InferenceRequest) -> Lease:
         """Charge a given endpoint: it holds what the request needs.
+
+        Raises:
+            Overloaded, ModelNotAllowed: as `standing_on`.
+        """
+        self.standing_on(member, request)
+        return Lease(member, Choice(member.endpoint, Reason.HOLDS), request, self._clock)
+
+    def standing_on(self, member: Member, request: InferenceRequest) -> Standing:
+        """Give the pool of a given endpoint, which holds what the request needs.
 
         Raises:
             Overloaded: it is not up.
@@ -293,7 +304,7 @@ class Fleet:
                 f"the endpoint {member.endpoint.name} that holds this is {health.state.value}",
                 retry_after_s=max(UNKNOWN_WAIT_S, health.cool_until - now),
             )
-        return Lease(member, Choice(member.endpoint, Reason.HOLDS), request, self._clock)
+        return Standing(member.pool.pool)
 
     # Inside.
 

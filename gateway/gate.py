@@ -7,12 +7,16 @@ client goes in that very tick finds a lease in its hands, and gives it back.
 
     enter -> Admitted -- with --> started ... first token ... --> left: the next is let in
           -> Overloaded: the queue is full, or the wait would be too long
+    again -> after a try that failed: it goes on elsewhere, or waits before all others until it may, or is told no
+
+Who needs what one endpoint holds waits for room there, in the fair order like all others. Nobody is sent where there is
+no room, retries neither: an engine that fails sends all it had to the others at once, and those would fail next.
 
 A timer looks after what no request brings about: deadlines, an endpoint that is well again, time that passes.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from math import inf
 from types import TracebackType
 from typing import Self
@@ -20,13 +24,14 @@ from typing import Self
 from gateway.errors import GatewayError, Overloaded
 from gateway.fleet import Fleet
 from gateway.lease import Lease
+from gateway.members import Member
 from gateway.metrics import Metrics
 from policies.admission import AdmissionQueue
-from policies.endpoint import Pool
+from policies.endpoint import Endpoint, Pool
 from policies.flow import Flow
 from policies.pools import Standing
 from policies.request import InferenceRequest
-from policies.tickets import Refusal, ServiceClass, State, Ticket
+from policies.tickets import Barred, Refusal, ServiceClass, State, Ticket
 
 LOOK_EVERY_S = 0.05  # while anybody waits
 LEAST_RETRY_S = 1.0
@@ -59,12 +64,6 @@ class Admitted:
     def waited_s(self) -> float:
         """What its wait was; 0 where there was room when it came."""
         return 0.0 if self.ticket is None else self.ticket.waited_s
-
-    def move(self, lease: Lease) -> None:
-        """Go on at another endpoint."""
-        if self.ticket is not None:
-            self._gate.moved(self.ticket, lease)
-        self.lease = lease
 
     def first_token(self) -> None:
         """Note, in the books and at the door, that the prefill is done."""
@@ -122,35 +121,64 @@ class Gate:
         self._look_at = inf
         """When it is due: what uvloop gives for less than half a millisecond cannot say it."""
 
-    async def enter(self, request: InferenceRequest, standing: Standing) -> Admitted:
+    async def enter(
+        self, request: InferenceRequest, standing: Standing, holder: Member | None = None, *, is_free: bool = False
+    ) -> Admitted:
         """Wait until there is room for a request, and lease it.
+
+        Args:
+            holder: The one engine that can serve it, if it is no matter of choice; `standing` is on its pool.
+            is_free: It costs the engine nothing, and need not wait.
 
         Raises:
             Overloaded: it is told no, at once or after a while; or nobody is there who could take it.
         """
-        if self._is_open:
-            return Admitted(self, None, self._fleet.lease(request, standing))
+        if self._is_open or is_free:
+            lease = self._fleet.lease(request, standing) if holder is None else self._fleet.lease_on(holder, request)
+            return Admitted(self, None, lease)
         queue = self._queue_of(standing.own)
-        now = self._clock()
-        ticket, changed = queue.offer(request, standing, now)
+        ticket, changed = queue.offer(request, standing, self._clock(), holder.endpoint if holder else None)
         self._tell(queue, changed)
+        return Admitted(self, ticket, await self._settled(queue, ticket))
+
+    async def again(
+        self, place: Admitted, request: InferenceRequest, standing: Standing, tried: Container[Endpoint]
+    ) -> None:
+        """Let a request whose try has failed go on elsewhere: once there is room, but before all that wait.
+
+        Raises:
+            Overloaded: nobody else is there, or there is no room for it in what is left of its time.
+        """
+        ticket = place.ticket
+        if ticket is None:
+            place.lease = self._fleet.lease(request, standing, tried)
+            return
+        queue = self._queue_of(standing.own)
+        changed = queue.again(ticket, self._clock())
+        self._tell(queue, changed)
+        place.lease = await self._settled(queue, ticket)
+
+    async def _settled(self, queue: AdmissionQueue, ticket: Ticket) -> Lease:
+        """Give the lease of a ticket that was granted; wait for it where it was not."""
         if ticket.state is State.GRANTED:
             assert ticket.choice is not None
-            lease = self._fleet.lease_at(ticket.choice, request)
+            lease = self._fleet.lease_at(ticket.choice, ticket.request)
             queue.started(ticket, lease.endpoint)
-            return Admitted(self, ticket, lease)
+            return lease
         if ticket.refusal is Refusal.NOBODY:
-            raise self._fleet.nobody(standing, request.model, now)
+            raise self._fleet.nobody(ticket.standing, ticket.request.model, self._clock())
         if ticket.state is State.REFUSED:
             raise self._refused(ticket)
         return await self._wait(queue, ticket)
 
-    async def _wait(self, queue: AdmissionQueue, ticket: Ticket) -> Admitted:
-        waiter = self._waiters[ticket] = asyncio.get_running_loop().create_future()
-        predicted_s = ticket.predicted_wait_s  # told anew to who is refused
+    async def _wait(self, queue: AdmissionQueue, ticket: Ticket) -> Lease:
+        waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        self._waiters[ticket] = waiter
+        before_s = ticket.waited_s
+        predicted_s = ticket.predicted_wait_s - before_s  # told anew to who is refused
         self._look_by(queue)
         try:
-            return Admitted(self, ticket, await waiter)
+            return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 waiter.result().give_back()  # granted in the tick in which its client went
@@ -159,16 +187,8 @@ class Gate:
         finally:
             self._waiters.pop(ticket, None)
             labels = (ticket.request.service_class,)
-            self._metrics.queue_wait.distribution(labels).observe(ticket.waited_s)
+            self._metrics.queue_wait.distribution(labels).observe(ticket.waited_s - before_s)
             self._metrics.queue_wait_predicted.distribution(labels).observe(predicted_s)
-
-    def moved(self, ticket: Ticket, lease: Lease) -> None:
-        """Note that a request goes on at another endpoint: the one before has room again."""
-        queue = self._queue_of(ticket.standing.own)
-        before = ticket.endpoint
-        queue.started(ticket, lease.endpoint)
-        if before is not None:
-            self._tell(queue, queue.advance(before, self._clock()))
 
     def first_token(self, ticket: Ticket) -> None:
         """Note, after the books, that a prefill is done."""
@@ -251,13 +271,13 @@ class Gate:
 
     def _turn_away(self, pool: Pool, queue: AdmissionQueue, now: float) -> None:
         """Let nobody wait where nobody is left who could serve."""
-        lives: dict[str, bool] = {}
+        lives: dict[tuple[str, Barred], bool] = {}
         for ticket, waiter in list(self._waiters.items()):
             if ticket.standing.own is pool and not waiter.done():
-                model = ticket.request.model
-                if model not in lives:
-                    lives[model] = self._fleet.may_recover(model, ticket.standing)
-                if lives[model]:
+                model, barred = ticket.request.model, ticket.barred
+                if (model, barred) not in lives:
+                    lives[model, barred] = self._fleet.may_recover(model, ticket.standing, barred)
+                if lives[model, barred]:
                     continue
                 queue.leave(ticket, now)
-                waiter.set_exception(self._fleet.nobody(ticket.standing, ticket.request.model, now))
+                waiter.set_exception(self._fleet.nobody(ticket.standing, model, now))

@@ -168,10 +168,11 @@ def add_gauges(
     gauge(
         "kvlane_queue_wait_error_seconds",
         "How far predicted waits were from real ones: within it, this share of the last thousand.",
-        ("pool", "share"),
+        ("pool", "class", "share"),
         lambda: (
-            ((pool.name, str(share)), queue.errors.quantile(share))
+            ((pool.name, name, str(share)), queue.errors_in(name).quantile(share))
             for pool, queue in gate.queues.items()
+            for name in gate.class_names
             for share in (0.5, 0.9)
         ),
     )

@@ -7,7 +7,7 @@
     read     prompt: how long, how does it begin? pool?   400, 403, 503
     door     wait for room in the pool; be charged there  503
     try      send, wait for the first event or the whole JSON
-             not me, not now: elsewhere, within tries, deadline and retry budget
+             not me, not now: elsewhere, within tries, deadline and retry budget, once there is room
              nobody left: the last engine's own answer   502, 503, 504
     relay    bytes pass; what breaks now ends the stream with an error event
     settle   lease given back, what was used is charged; the trace becomes a record: metrics, spans, a log line
@@ -21,6 +21,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from aiohttp.web import StreamResponse
 from aiohttp.web_request import BaseRequest
@@ -186,7 +187,8 @@ class Proxy:
             holder = await self._stored.holder_of(stored["id"], exchange)
             if holder is None:
                 raise NotFound(f"there is no response {stored['id']!r}")
-            return await self._try_on(holder, exchange, client, trace)
+            standing = self._fleet.standing_on(holder, exchange.inference)
+            return await self._try_each(standing, exchange, client, trace, holder)
         assert route is not None
         call = openai.parse(route, request.headers.get("content-type", ""), body)
         exchange = Exchange.of(request, route, body, call, tenant, trace, self._timeouts.deadline_s)
@@ -200,26 +202,29 @@ class Proxy:
         self._budget.note_request(trace.arrived_at)
         await self._reserve(exchange, model, trace)
         standing = await self._intake.read(exchange, facts, request.headers, trace)
+        holder = None
         if call.previous_response_id is not None:
             holder = await self._stored.holder_of(call.previous_response_id, exchange)
             if holder is not None:
-                return await self._try_on(holder, exchange, client, trace)
-            if not self._tenants.is_open:  # it may be held where this goes, and be somebody else's
+                standing = self._fleet.standing_on(holder, exchange.inference)
+            elif not self._tenants.is_open:  # it may be held where this goes, and be somebody else's
                 raise NotFound(f"there is no response {call.previous_response_id[:128]!r}")
-        return await self._try_each(standing, exchange, client, trace)
+        return await self._try_each(standing, exchange, client, trace, holder)
 
     # Trying.
 
     async def _try_each(
-        self, standing: Standing, exchange: Exchange, client: ClientAnswer, trace: Trace
+        self, standing: Standing, exchange: Exchange, client: ClientAnswer, trace: Trace, holder: Member | None
     ) -> StreamResponse:
-        """Try endpoint after endpoint until one serves."""
+        """Try endpoint after endpoint until one serves; the holder of what is needed, if there is one, and no other."""
         tried: set[Endpoint] = set()
         trace.begin(Hop.QUEUE)
         self._tracing.explain(trace.hops, exchange.inference, standing, tried)
         came_at = self._clock()
         try:
-            place = await self._enter(exchange, standing, client, trace)
+            with self._pings(exchange, client, trace):
+                is_free = not exchange.route.prefills
+                place = await self._gate.enter(exchange.inference, standing, holder, is_free=is_free)
         finally:
             trace.waited_s = self._clock() - came_at
         trace.admitted(place.predicted_wait_s, place.waited_s)
@@ -231,35 +236,30 @@ class Proxy:
                     return failure
                 tried.add(lease.endpoint)
                 now = self._clock()
-                if not failure.may_retry or trace.tries >= self._max_tries or now >= exchange.inference.deadline:
+                may_retry = failure.may_retry and holder is None and trace.tries < self._max_tries
+                if not may_retry or now >= exchange.inference.deadline:
                     return self._give_up(failure, client, trace)
                 if not self._budget.try_spend(now):
                     self._metrics.retries_denied.add(())
                     return self._give_up(failure, client, trace)
                 self._metrics.retries.add((failure.kind,))
-                trace.begin(Hop.CHOOSE)
+                trace.begin(Hop.QUEUE)
                 self._tracing.explain(trace.hops, exchange.inference, standing, tried)
                 try:
-                    place.move(self._fleet.lease(exchange.inference, standing, tried))
+                    with self._pings(exchange, client, trace):
+                        await self._gate.again(place, exchange.inference, standing, tried)
                 except Overloaded:
                     return self._give_up(failure, client, trace)
+                finally:
+                    trace.waited_s += self._clock() - now
+                trace.admitted(place.predicted_wait_s, place.waited_s)
 
-    async def _enter(self, exchange: Exchange, standing: Standing, client: ClientAnswer, trace: Trace) -> Admitted:
-        """Wait at the door; streams of OpenAI's two shapes are kept alive there, where the configuration says so."""
-        if not exchange.route.prefills:
-            return Admitted(self._gate, None, self._fleet.lease(exchange.inference, standing))
+    def _pings(self, exchange: Exchange, client: ClientAnswer, trace: Trace) -> AbstractContextManager[None]:
+        """Keep a stream of OpenAI's two shapes alive while it waits, where the configuration says so."""
         every_s = self._keepalive_s
         if every_s is None or not exchange.call.is_stream or not exchange.route.has_usage_chunk:
-            return await self._gate.enter(exchange.inference, standing)
-        with pinged(client, every_s, lambda: EVENT_STREAM_LINES + own_lines(trace)):
-            return await self._gate.enter(exchange.inference, standing)
-
-    async def _try_on(self, member: Member, exchange: Exchange, client: ClientAnswer, trace: Trace) -> StreamResponse:
-        """Try the one endpoint that can serve this."""
-        trace.begin(Hop.CHOOSE)
-        with self._fleet.lease_on(member, exchange.inference) as lease:
-            result = await self._try(lease, exchange, client, trace, lease)
-        return self._give_up(result, client, trace) if isinstance(result, Failure) else result
+            return nullcontext()
+        return pinged(client, every_s, lambda: EVENT_STREAM_LINES + own_lines(trace))
 
     async def _try(
         self,
@@ -267,7 +267,7 @@ class Proxy:
         exchange: Exchange,
         client: ClientAnswer,
         trace: Trace,
-        told: Admitted | Lease,
+        told: Admitted,
     ) -> StreamResponse | Failure:
         """Send to one endpoint; relay what it answers, or say why not. `told` hears of the first token."""
         trace.tried(lease.choice, lease.member.pool.name, lease.member.kind, self._clock())

@@ -150,7 +150,7 @@ async def press(
         most_open: While so many are open whoever comes is turned away; None for no limit.
     """
     requests = [(job, rendered(target, job)) for job in jobs]
-    crowd = Crowd(Tally(objective))
+    crowd = Crowd(Tally(objective, max(job.at for job in jobs)))
     start = monotonic()
 
     async def one(job: Job, request: bytes, is_counted: bool) -> None:

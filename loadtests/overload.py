@@ -28,11 +28,14 @@ CELLS: tuple[tuple[str, Callable[[Result], float | None], str], ...] = (
     ("TPOT\np99", lambda result: result.tpot_s.p99, ".3f"),
     ("no\n%", lambda result: result.refused / max(1, result.requests) * 100, ".0f"),
     ("batch\n%", lambda result: result.batch_share * 100, ".0f"),
-    ("its no\n%", lambda result: result.batch_refused_share * 100, ".0f"),
+    ("its\nno %", lambda result: result.batch_refused_share * 100, ".0f"),
     ("Jain\nparts", lambda result: result.jain, ".2f"),
     ("\nshare", lambda result: result.jain_share, ".2f"),
-    ("error\np50", lambda result: result.wait_error_s and result.wait_error_s[0], ".2f"),
+    ("err\np50", lambda result: result.wait_error_s and result.wait_error_s[0], ".2f"),
     ("\np90", lambda result: result.wait_error_s and result.wait_error_s[1], ".2f"),
+    ("its\nwait", lambda result: result.batch_wait_s.p50, ".1f"),
+    ("err\np50", lambda result: result.batch_wait_error_s and result.batch_wait_error_s[0], ".1f"),
+    ("\np90", lambda result: result.batch_wait_error_s and result.batch_wait_error_s[1], ".1f"),
 )
 
 
@@ -65,8 +68,8 @@ def overload(
 def rules_table(findings: Sequence[Finding]) -> Table:
     """Show what came of each rule and rate: means over the seeds. It fits 100 columns."""
     title = (
-        "means over seeds; seconds; SLO and TTFT of those let in, batch aside in TTFT, Jain and error of the predicted "
-        "wait; no: refused"
+        "means over seeds; seconds; SLO and TTFT of those let in, batch aside in TTFT, Jain and the first error of the "
+        "predicted wait; no: refused; its: of batch; wait: p50"
     )
     shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for heading in ("rate", "rule"):

@@ -208,8 +208,8 @@ def as_json(cells: Sequence[Cell]) -> list[dict[str, object]]:
 def table(cells: Sequence[Cell]) -> Table:
     """Show each way under the other. It fits 100 columns."""
     title = (
-        "seconds; SLO and TTFT of those let in, batch aside in TTFT and error of the predicted wait; no: refused; "
-        "late: sent by so many ms, p99"
+        "seconds; SLO and TTFT of those let in, batch aside in TTFT and the first error of the predicted wait; "
+        "no: refused; its: of batch; wait: p50; late: sent by so many ms, p99"
     )
     shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for heading in ("times", "rule", "by"):

@@ -8,6 +8,7 @@ even share, averaged over that time.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from loadtests.report import Spread, percentile
 from loadtests.scenario import Objective
@@ -49,8 +50,13 @@ class Result:
     wait_s: Spread
     """In the gateway's queue, of those that it let in; batch aside."""
     wait_error_s: tuple[float, float] | None
-    """Predicted against real wait, either way, of those that waited and were let in, batch aside: p50 and p90."""
+    """Predicted against real wait, either way, of those that waited and were let in, batch aside: p50 and p90.
+
+    Of those that were to start, and did, while others still came: after that what waits has the fleet to itself.
+    """
     batch_wait_error_s: tuple[float, float] | None
+    batch_wait_s: Spread
+    """Of the same as the error before."""
     jain: float
     """Jain's index over tenants: requests served over their fair part of all that were served; batch aside."""
     jain_share: float
@@ -66,6 +72,8 @@ class Tally:
     """What is counted of a stage."""
 
     objective: Objective
+    arrivals_s: float = inf
+    """When the last one comes."""
     requests: int = 0
     refused: int = 0
     good: int = 0
@@ -84,6 +92,7 @@ class Tally:
     wait_s: list[float] = field(default_factory=list)
     wait_error_s: list[float] = field(default_factory=list)
     batch_wait_error_s: list[float] = field(default_factory=list)
+    batch_wait_s: list[float] = field(default_factory=list)
     asked: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     """Requests by tenant, batch aside."""
     served: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -111,8 +120,10 @@ class Tally:
         is_batch = job.service_class == BATCH
         if not is_batch:
             self.wait_s.append(wait_s)
-        if wait_s:
+        if wait_s and job.at + max(wait_s, predicted_s) <= self.arrivals_s:
             (self.batch_wait_error_s if is_batch else self.wait_error_s).append(abs(predicted_s - wait_s))
+            if is_batch:
+                self.batch_wait_s.append(wait_s)
 
     def finish(self, job: Job, cached_tokens: int, ttft_s: float, e2e_s: float) -> None:
         """Count a request that was served."""
@@ -182,6 +193,7 @@ class Tally:
             wait_s=Spread.of(self.wait_s),
             wait_error_s=_errors(self.wait_error_s),
             batch_wait_error_s=_errors(self.batch_wait_error_s),
+            batch_wait_s=Spread.of(self.batch_wait_s),
             jain=jain([self.served[name] / part for name, part in fair_parts(self.asked, sum(self.served.values()))]),
             jain_share=jain([self.served[name] / asked for name, asked in self.asked.items()]),
             batch_share=self.batch_work / max(1, self.work),

@@ -129,7 +129,7 @@ class Simulation:
                 use after that.
         """
         self._stage, self._stage_at = stage, self._now
-        self._tally = Tally(self._scenario.objective)
+        self._tally = Tally(self._scenario.objective, stage.arrivals_s)
         self._output = []
         counted_s = stage.arrivals_s - stage.warm_up_s
         limit = GIVE_UP_SHARE * stage.rate * counted_s if give_up else inf

@@ -6,10 +6,12 @@
                      -> REFUSED (its deadline passed; pushed out by others)
           -> REFUSED
 
-A request waits while no endpoint has room for it, and is bound to one only when there is (`flow.py` says what room is).
+A request waits while no endpoint has room for it (`flow.py` says what room is), and is bound to one when there is.
 A grant is a promise: it counts at its endpoint until `started` says that the books hold the charge, and is void when
 the ticket leaves. So grants and departures may come in any order within a tick, and no place is lost or given twice.
 
+bound    What one endpoint holds waits for room there. Who is back from a try that failed waits for room elsewhere,
+         before all others: an endpoint that fails would else fill those that are left beyond their ceilings.
 next     When a first token or an end makes room at an endpoint, it takes one of the WINDOW that are next in the fair
          order (`shares.py`): the one with the least prefill there, counting what its tenant has had more than others
          (DEBT_S) and what it has waited (ALPHA_S). Taking the very first brings prompts to where nothing of them is
@@ -17,9 +19,9 @@ next     When a first token or an end makes room at an endpoint, it takes one of
 classes  In the order of the configuration, the first before the second. A class fills endpoints to its `ceiling` only,
          so that those before it find room at once; one that waits and has had less than its `floor` of the work
          served lately goes before all others, whatever its ceiling.
-wait     Seconds until it would start, reckoned by the pace at which the class was drained while somebody waited there:
-         until the work before it is done, and until its tenant has had no more than others, whichever is later; times
-         how such reckonings turned out lately.
+wait     Seconds until it would start, reckoned by the pace at which the class was drained while somebody waited there
+         (no slower than by its floor): until the work before it is done, and until its tenant has had no more than
+         others, whichever is later; put right by how such reckonings turned out lately.
 no       Whoever is last in the fair order of a class that is too full, until it is not: too many wait there, or the
          last would wait longer than the class may. That is the newcomer, unless its tenant has had less than others:
          then the last of whoever asked for the most has to go. Also refused: who would miss its own deadline, at once,
@@ -31,6 +33,7 @@ crowd    A burst may wait `max_queue_wait_s`. A queue that has not been empty fo
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
@@ -42,11 +45,11 @@ from policies.lines import Line, Lines
 from policies.nearest import OVERDUE, nearest
 from policies.placing import place
 from policies.policy import Choice, Policy, Reason
-from policies.pools import Standing, is_able, is_full, may_take
-from policies.promises import Promises
+from policies.pools import Standing, is_full
 from policies.request import InferenceRequest
+from policies.rooms import Rooms
 from policies.smoothing import Smoothing
-from policies.tickets import CLASSES, Offered, Refusal, ServiceClass, State, Ticket
+from policies.tickets import CLASSES, Barred, Offered, Refusal, ServiceClass, State, Ticket
 from policies.waits import Errors
 
 SPARE = 64  # deadlines of those that wait no more
@@ -74,14 +77,11 @@ class AdmissionQueue:
         self._pool, self._policies, self._index, self._flow = pool, policies, index, flow
         self._smoothing = Smoothing(smoothing_s)
         self._lines = Lines(classes, self._smoothing)
-        self._promises = Promises()
+        self._rooms = Rooms(pool, index, flow)
         self._deadlines: list[tuple[float, int, Ticket]] = []
         self._numbers = count()
-        self._kept: tuple[Endpoint, Ticket] | None = None
         self.running = 0
         """Tickets that are granted and have not left."""
-        self.errors = Errors()
-        """Of predicted waits, over those that waited and were granted."""
 
     def __repr__(self) -> str:
         most = self._flow.max_inflight
@@ -114,23 +114,36 @@ class AdmissionQueue:
         """Count those of a class that wait."""
         return len(self._lines.named[name].order)
 
+    def errors_in(self, name: str) -> Errors:
+        """Give how predicted waits of a class turned out."""
+        return self._lines.named[name].errors
+
     def predicted_wait_s(self, name: str, now: float) -> float:
         """Predict the wait of one who would be the last of a class, from what is known now."""
         line = self._lines.named[name]
         line.note(now)
-        return line.drain.seconds(line.order.work)
+        return line.seconds(line.order.work)
 
     def saturation(self, now: float) -> float:
         """Say how full the emptiest endpoint that may be used is; 1 or more: all are full. 0 where there is none."""
-        loads = (self._load(endpoint, now) for endpoint in self._pool.endpoints if endpoint.health.is_ready(now))
+        loads = (self._rooms.load(endpoint, now) for endpoint in self._pool.endpoints if endpoint.health.is_ready(now))
         return min(loads, default=0.0)
 
     # What happens.
 
-    def offer(self, request: InferenceRequest, standing: Standing, now: float) -> Offered:
-        """Let a request come to the door; it is told at once whether it runs, waits or is refused."""
-        line = self._lines.of(request)
-        ticket = Ticket(request, standing, now, min(request.deadline, now + line.rules.max_queue_wait_s))
+    def offer(
+        self, request: InferenceRequest, standing: Standing, now: float, holder: Endpoint | None = None
+    ) -> Offered:
+        """Let a request come to the door; it is told at once whether it runs, waits or is refused.
+
+        Args:
+            holder: The one endpoint that can serve it, if it is no matter of choice.
+        """
+        line, deadline = (
+            self._lines.of(request),
+            min(request.deadline, now + self._lines.of(request).rules.max_queue_wait_s),
+        )
+        ticket = Ticket(request, standing, now, deadline, Barred(holder=holder))
         if request.deadline <= now:
             ticket.refuse(Refusal.DEADLINE)
             return Offered(ticket, [])
@@ -149,7 +162,7 @@ class AdmissionQueue:
         if choice is not None:
             ticket.weigh(choice.cached_tokens or 0)
             self._grant(ticket, line, choice, now)
-        elif not standing.has_anybody(request, now):  # nobody is turned away to make room for it
+        elif not standing.has_anybody(request, ticket.barred, now):  # nobody is turned away to make room for it
             ticket.refuse(Refusal.NOBODY)
         else:
             changed += self._queue_up(ticket, line, is_held, now)
@@ -157,8 +170,24 @@ class AdmissionQueue:
 
     def started(self, ticket: Ticket, endpoint: Endpoint) -> None:
         """Note that the books hold its charge now, wherever it was sent: the promise is kept."""
-        self._promises.drop(ticket)
+        self._rooms.promises.drop(ticket)
         ticket.endpoint = endpoint
+
+    def again(self, ticket: Ticket, now: float) -> list[Ticket]:
+        """Let one come back whose try failed, after the books. Give others whose state changed."""
+        line, before = self._lines.of(ticket.request), ticket.endpoint
+        assert before is not None
+        self._rooms.promises.drop(ticket)
+        self.running -= 1
+        ticket.come_back(before, line.rules, now)
+        changed: list[Ticket] = []
+        if (choice := self._place(ticket, line, now)) is not None:
+            self._grant(ticket, line, choice, now)
+        elif not ticket.standing.has_anybody(ticket.request, ticket.barred, now):
+            ticket.refuse(Refusal.NOBODY)
+        else:
+            changed = self._queue_up(ticket, line, False, now, is_back=True)
+        return [each for each in changed + self.advance(before, now) if each is not ticket]
 
     def first_token(self, ticket: Ticket, now: float) -> list[Ticket]:
         """Note, after the books, that its first token came: there may be room for another. Give who has it."""
@@ -178,7 +207,7 @@ class AdmissionQueue:
             return []
         endpoint = ticket.endpoint
         assert endpoint is not None
-        self._promises.drop(ticket)
+        self._rooms.promises.drop(ticket)
         self.running -= 1
         return self.advance(endpoint, now)
 
@@ -217,14 +246,11 @@ class AdmissionQueue:
             ticket = heappop(self._deadlines)[2]
             line = self._lines.of(ticket.request)
             self._take_out(ticket, line, now, Refusal.EXPIRED)
-            ticket.predicted_wait_s = line.drain.seconds(line.order.work)  # if it came again
+            ticket.predicted_wait_s = line.seconds(line.order.work)  # if it came again
             expired.append(ticket)
         return expired
 
     # Inside.
-
-    def _load(self, endpoint: Endpoint, now: float) -> float:
-        return self._flow.load(endpoint, now, self._promises.at(endpoint))
 
     def _place(self, ticket: Ticket, line: Line, now: float) -> Choice | None:
         """Choose among all endpoints with room, as the policy does; a queue would be burnt on suspects."""
@@ -234,34 +260,22 @@ class AdmissionQueue:
 
         def has_room(endpoint: Endpoint) -> bool:
             may_have = endpoint is not kept and (endpoint.health.is_ready(now) or not self.waiting)
-            return may_have and self._load(endpoint, now) < limit and self._fits(endpoint, request)
+            return may_have and self._rooms.load(endpoint, now) < limit and self._rooms.fits(endpoint, request)
 
-        lent = self._promises.outside(ticket.standing.own.endpoints)  # idle by the books alone
-        choice = place(ticket.standing, self._policies, request, lent, now)
+        lent = self._rooms.promises.outside(ticket.standing.own.endpoints)  # idle by the books alone
+        barred = ticket.barred.with_tried(*lent)
+        choice = place(ticket.standing, self._policies, request, barred, now)
         if choice is None or has_room(choice.endpoint):  # nearly always, and room costs more to reckon than to have
             return choice
-        return place(ticket.standing, self._policies, request, lent, now, has_room)
+        return place(ticket.standing, self._policies, request, barred, now, has_room)
 
-    def _fits(self, endpoint: Endpoint, request: InferenceRequest) -> bool:
-        promised = self._promises.at(endpoint)
-        return self._flow.fits(endpoint, request, request.prompt_tokens, promised) or self._flow.fits(
-            endpoint, request, request.prompt_tokens - self._held(endpoint, request), promised
-        )
-
-    def _held(self, endpoint: Endpoint, request: InferenceRequest) -> int:
-        return self._index.matched_on(endpoint, request.prefix) * request.unit_tokens
-
-    def _may_take(self, endpoint: Endpoint, request: InferenceRequest) -> bool:
-        """Whether an endpoint serves a request; its context must do, unless none in the pool would."""
-        return may_take(endpoint, request) or (
-            is_able(endpoint, request) and not any(may_take(each, request) for each in self._pool.endpoints)
-        )
-
-    def _queue_up(self, ticket: Ticket, line: Line, is_held: bool, now: float) -> list[Ticket]:
+    def _queue_up(
+        self, ticket: Ticket, line: Line, is_held: bool, now: float, *, is_back: bool = False
+    ) -> list[Ticket]:
         """Let one wait, unless it would be for too long. Give those that have to go instead."""
         held = next(reversed(self._index.matched(ticket.request.prefix).values()), 0)
         ticket.weigh(held * ticket.request.unit_tokens)
-        line.join(ticket, now)
+        line.join(ticket, now, is_back=is_back)
         bound_s = line.bound_s(now)
         if is_held:  # there is room
             ticket.predicted_wait_s = self._smoothing.until - now
@@ -273,47 +287,29 @@ class AdmissionQueue:
         return [each for each in self._trim(line, ticket, bound_s, now) if each is not ticket]
 
     def _reserved(self, now: float) -> tuple[Endpoint, Ticket] | None:
-        """Give the endpoint that is kept for one who has waited too long, and whom it is kept for.
-
-        One that needs much memory would never find it where small ones come all the time: so what is freed is kept
-        together for it, at the endpoint that has the most, until it is served or gone.
-        """
-        kept = self._kept
-        if kept and kept[1].state is State.WAITING and kept[0].health.is_ready(now) and kept[0] in self._pool.endpoints:
-            return kept
-        self._kept = None
+        """Give the endpoint that is kept for one who has waited too long, and whom it is kept for."""
         if self.next_deadline is None:
             return None
         ticket = self._deadlines[0][2]
-        request = ticket.request
-        if now - ticket.arrived_at <= OVERDUE * self._lines.of(request).rules.max_queue_wait_s:
-            return None
-        able = [
-            endpoint
-            for endpoint in self._pool.endpoints
-            if endpoint.health.is_ready(now) and self._may_take(endpoint, request)
-        ]
-        if able and not any(self._fits(endpoint, request) for endpoint in able):
-            self._kept = (min(able, key=lambda endpoint: endpoint.outstanding.pinned_tokens), ticket)
-        return self._kept
+        return self._rooms.reserved(ticket, OVERDUE * self._lines.of(ticket.request).rules.max_queue_wait_s, now)
 
     def _fill(self, endpoint: Endpoint, now: float) -> list[Ticket]:
         """Give the room of an endpoint to those who wait, one after the other."""
         granted: list[Ticket] = []
         if not endpoint.health.is_ready(now) or is_full(endpoint, now):
             return granted
-        while (load := self._load(endpoint, now)) < 1:
+        while (load := self._rooms.load(endpoint, now)) < 1:
             reserved = self._reserved(now)
             if reserved is not None and reserved[0] is endpoint:
                 ticket = reserved[1]
                 line = self._lines.of(ticket.request)
-                if load >= self._lines.limit(line, now) or not self._fits(endpoint, ticket.request):
+                if load >= self._lines.limit(line, now) or not self._rooms.fits(endpoint, ticket.request):
                     break
             elif (found := self._next(endpoint, load, now)) is not None:
                 ticket, line = found
             else:
                 break
-            cached = min(self._held(endpoint, ticket.request), max(0, ticket.request.prompt_tokens - 1))
+            cached = min(self._rooms.held(endpoint, ticket.request), max(0, ticket.request.prompt_tokens - 1))
             self._grant(ticket, line, Choice(endpoint, Reason.ROOM, cached, endpoint.outstanding.prefill_s), now)
             granted.append(ticket)
         return granted
@@ -322,9 +318,11 @@ class AdmissionQueue:
         """Let those that are next go wherever the pools they belong to have room."""
         granted = []
         for line in self._lines:
-            while line.order and (choice := self._place(line.order.first(), line, now)) is not None:
-                granted.append(line.order.first())
-                self._grant(granted[-1], line, choice, now)
+            while (first := next((each for each in line.order if each.barred.holder is None), None)) is not None:
+                if (choice := self._place(first, line, now)) is None:
+                    break
+                self._grant(first, line, choice, now)
+                granted.append(first)
         return granted
 
     def _next(self, endpoint: Endpoint, load: float, now: float) -> tuple[Ticket, Line] | None:
@@ -336,23 +334,24 @@ class AdmissionQueue:
                     line,
                     endpoint,
                     now,
-                    lambda request: self._held(endpoint, request),
-                    lambda request: self._may_take(endpoint, request),
-                    lambda request, uncached: self._flow.fits(endpoint, request, uncached, self._promises.at(endpoint)),
+                    partial(self._rooms.held, endpoint),
+                    partial(self._rooms.may_take, endpoint),
+                    partial(self._rooms.fits_uncached, endpoint),
                 )
                 if ticket is not None:
                     return ticket, line
         return None
 
     def _grant(self, ticket: Ticket, line: Line, choice: Choice, now: float) -> None:
-        line.served.add(now, ticket.work)
+        self._lines.let_in(line, ticket.work, now)
         if ticket.place is not None:
             line.serve(ticket, now)
             self._tidy()
-            self.errors.note(ticket.predicted_wait_s, ticket.waited_s)
+        if ticket.barred.holder is not None:
+            choice = choice._replace(reason=Reason.HOLDS)
         ticket.state, ticket.choice, ticket.endpoint = State.GRANTED, choice, choice.endpoint
         self.running += 1
-        self._promises.add(ticket)
+        self._rooms.promises.add(ticket)
 
     def _ask(self, line: Line, now: float) -> list[Ticket]:
         """Predict how long those of a burst will wait that found no room; refuse those for whom it is too long."""
@@ -372,7 +371,7 @@ class AdmissionQueue:
         refused = []
         while line.order:
             ticket, ahead = line.order.last()
-            wait_s = line.drain.seconds(ahead)
+            wait_s = line.seconds(ahead)
             is_full = len(line.order) > line.rules.max_queued
             if not is_full and now - ticket.arrived_at + wait_s <= bound_s:
                 break

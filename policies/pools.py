@@ -41,9 +41,9 @@ class Standing(NamedTuple):
     shorter: tuple[Pool, ...] = ()
     """Too small for such a prefill, if anything better is there: they only stand in."""
 
-    def has_anybody(self, request: InferenceRequest, now: float) -> bool:
+    def has_anybody(self, request: InferenceRequest, tried: Container[Endpoint], now: float) -> bool:
         """Whether an endpoint may take a request now, with room for it or without."""
-        return any(candidates(pool, request, (), now) for pool in (self.own, *self.longer, *self.shorter))
+        return any(candidates(pool, request, tried, now) for pool in (self.own, *self.longer, *self.shorter))
 
 
 class TooLong(NamedTuple):

@@ -24,6 +24,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 SPARE = 64  # times of tenants that are stale
+EVER = 1 << 62  # numbers before all others
 
 
 class Place(NamedTuple):
@@ -54,8 +55,10 @@ class FairOrder(Generic[T]):
         self._at: dict[int, T] = {}
         self._accounts: dict[str, _Account] = {}
         self._ahead: list[tuple[float, str]] = []  # heap of tenants' times, some stale
-        self._numbers = count()
-        self._cost = self._time = self._weight = 0.0
+        self._numbers, self._early = count(), count(-EVER)
+        self._cost = self._time = 0.0
+        self.weight = 0.0
+        """Of all tenants known."""
         self.work = 0.0
         """Of all who wait."""
 
@@ -76,24 +79,29 @@ class FairOrder(Generic[T]):
         even = (place.tag - self._time) * len(self._order) / self._cost
         return even + (0.5 if self._accounts[place.tenant].waiting > 1 else 0.0)
 
-    def first(self) -> T:
-        """Give who is next; there must be one."""
-        return self._at[self._order[0].number]
-
     def last(self) -> tuple[T, float]:
         """Give the one to be served last, and the work ahead of it; there must be one."""
         place = self._order[-1]
         return self._at[place.number], self.work - place.work
 
-    def add(self, who: T, tenant: str, weight: float, work: float) -> Place:
-        """Let somebody wait."""
+    def add(self, who: T, tenant: str, weight: float, work: float, *, is_back: bool = False) -> Place:
+        """Let somebody wait.
+
+        Args:
+            is_back: It was next once, and gave its place back: it is next again, behind those that came back before.
+                It was charged then.
+        """
         account = self._accounts.get(tenant)
         if account is None:
             account = self._accounts[tenant] = _Account(self._time, weight)
-            self._weight += weight
+            self.weight += weight
         cost = work / weight
-        place = Place(max(self._time, account.time), next(self._numbers), tenant, work, cost)
-        account.time = place.tag + cost
+        if is_back:
+            first = min(self._time, self._order[0].tag) if self._order else self._time
+            place = Place(first, next(self._early), tenant, work, cost)
+        else:
+            place = Place(max(self._time, account.time), next(self._numbers), tenant, work, cost)
+            account.time = place.tag + cost
         account.waiting += 1
         insort(self._order, place)
         self._at[place.number] = who
@@ -114,7 +122,7 @@ class FairOrder(Generic[T]):
 
     def serve(self, place: Place) -> float:
         """Take out one who is served now, its tenant has had it; say how far the order's time went on."""
-        went = place.work / self._weight
+        went = place.work / self.weight
         self._time += went
         self._remove(place)
         return went
@@ -132,7 +140,7 @@ class FairOrder(Generic[T]):
         if not self._order:
             self._accounts.clear()
             self._ahead.clear()
-            self.work = self._cost = self._time = self._weight = 0.0
+            self.work = self._cost = self._time = self.weight = 0.0
             return
         self.work -= place.work
         self._cost -= place.cost
@@ -146,4 +154,4 @@ class FairOrder(Generic[T]):
             known = self._accounts.get(tenant)
             if known is not None and not known.waiting and known.time <= self._time:
                 del self._accounts[tenant]
-                self._weight -= known.weight
+                self.weight -= known.weight

@@ -3,7 +3,7 @@
 A ticket is moved by `admission.AdmissionQueue` alone.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -57,6 +57,24 @@ class ServiceClass:
     """Share of the work served that it gets while it waits, whatever else does."""
 
 
+@dataclass(frozen=True, slots=True)
+class Barred:
+    """Endpoints where a request may not go: all but the one that holds what it needs, and those where it failed."""
+
+    tried: tuple[Endpoint, ...] = ()
+    holder: Endpoint | None = None
+
+    def __contains__(self, endpoint: object) -> bool:
+        return endpoint in self.tried or (self.holder is not None and endpoint is not self.holder)
+
+    def with_tried(self, *endpoints: Endpoint) -> "Barred":
+        """Bar some more."""
+        return replace(self, tried=(*self.tried, *endpoints)) if endpoints else self
+
+
+NOWHERE = Barred()
+
+
 @dataclass(eq=False, slots=True)
 class Ticket:
     """One request at the door."""
@@ -66,6 +84,7 @@ class Ticket:
     arrived_at: float
     deadline: float
     """When it is refused, if it still waits."""
+    barred: Barred = NOWHERE
     state: State = State.WAITING
     work: float = 0.0
     """Prompt tokens that are cached nowhere, and OUTPUT_WEIGHT times the expected output."""
@@ -74,6 +93,7 @@ class Ticket:
     reckoned_wait_s: float | None = None
     """The same before it was put right by how waits turned out; None where no pace was known to reckon by."""
     waited_s: float = 0.0
+    """All in all, where it came back after a try that failed."""
     choice: Choice | None = None
     """Where it has its place, once granted."""
     refusal: Refusal | None = None
@@ -90,6 +110,13 @@ class Ticket:
         """Note its work, of whose prompt so much is cached."""
         request = self.request
         self.work = max(1.0, request.prompt_tokens - cached_tokens + OUTPUT_WEIGHT * request.output_tokens)
+
+    def come_back(self, failed_at: Endpoint, rules: ServiceClass, now: float) -> None:
+        """Wait again, elsewhere: as if it had never gone, with what is left of the time that it may wait."""
+        self.state, self.choice, self.endpoint = State.WAITING, None, None
+        self.barred = self.barred.with_tried(failed_at)
+        self.arrived_at = now - self.waited_s
+        self.deadline = min(self.request.deadline, self.arrived_at + rules.max_queue_wait_s)
 
     def refuse(self, why: Refusal) -> None:
         """Note that it is told no."""

@@ -80,7 +80,7 @@ PAGE = {
     "kvlane_engine_kv_usage_ratio": {"endpoint"},
     "kvlane_queued_requests": {"pool", "class"},
     "kvlane_predicted_queue_wait_seconds": {"pool", "class"},
-    "kvlane_queue_wait_error_seconds": {"pool", "share"},
+    "kvlane_queue_wait_error_seconds": {"pool", "class", "share"},
     "kvlane_pool_saturation_ratio": {"pool"},
     "kvlane_pool_busy_replicas": {"pool"},
     "kvlane_pool_backlog_seconds": {"pool"},

@@ -126,6 +126,14 @@ def test_batch_may_begin_late_and_is_counted_apart() -> None:
     assert result.jain == result.jain_share == 1.0
 
 
+def test_predictions_are_held_against_waits_that_ended_while_others_came() -> None:
+    tally = Tally(Objective(), arrivals_s=60.0)
+    batch = Job(20.0, "t", 100, 11, (), 16, 100, None, BATCH)
+    for wait_s, predicted_s in ((30.0, 35.0), (30.0, 45.0), (45.0, 30.0)):
+        tally.wait(batch, wait_s, predicted_s)
+    assert (tally.batch_wait_s, tally.batch_wait_error_s) == ([30.0], [5.0])
+
+
 def test_the_table_has_a_row_for_each_rule_and_rate() -> None:
     scenario, stage = small(seconds=8.0)
     scenario = scenario.model_copy(update={"stages": (stage,)})

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from policies import books
 from policies.admission import AdmissionQueue
-from policies.endpoint import Charge, Pool
+from policies.endpoint import Charge, Endpoint, Pool
 from policies.flow import Flow
 from policies.index import PrefixIndex
 from policies.least_work import LeastWork
@@ -50,15 +50,15 @@ class Door:
     def standing(self) -> Standing:
         return Standing(self.pool)
 
-    def offer(self, asked: InferenceRequest, now: float) -> Ticket:
-        ticket, changed = self.queue.offer(asked, self.standing, now)
+    def offer(self, asked: InferenceRequest, now: float, holder: Endpoint | None = None) -> Ticket:
+        ticket, changed = self.queue.offer(asked, self.standing, now, holder)
         self.send([*changed, ticket], now)
         return ticket
 
-    def ask(self, tenant: str, now: float, name: str = "r", **fields: object) -> Ticket:
+    def ask(self, tenant: str, now: float, name: str = "r", holder: Endpoint | None = None, **fields: object) -> Ticket:
         """Offer a small request of a tenant, whose prompt is its own."""
         self.asked += 1
-        return self.offer(request(name, (self.asked, 2))._replace(tenant=tenant, **fields), now)  # type: ignore[arg-type]
+        return self.offer(request(name, (self.asked, 2))._replace(tenant=tenant, **fields), now, holder)  # type: ignore[arg-type]
 
     def send(self, tickets: list[Ticket], now: float) -> None:
         """Charge what was granted."""
@@ -76,6 +76,11 @@ class Door:
     def first_token(self, ticket: Ticket, now: float) -> None:
         books.first_token(self.charges[ticket], now)
         self.send(self.queue.first_token(ticket, now), now)
+
+    def fail(self, ticket: Ticket, now: float) -> None:
+        """Let its try fail, and it come back."""
+        books.finish(self.charges.pop(ticket), now)
+        self.send([*self.queue.again(ticket, now), ticket], now)
 
     def end(self, ticket: Ticket, now: float) -> list[Ticket]:
         """Let it end, or its client go; give who got its place."""

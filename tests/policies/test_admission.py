@@ -125,7 +125,7 @@ def test_a_place_counts_where_it_was_used_in_the_end() -> None:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["offer", "start", "first_token", "end", "expire", "pump"]),
+        st.sampled_from(["offer", "bound", "start", "first_token", "fail", "end", "expire", "pump"]),
         st.integers(0, 1 << 20),
         st.sampled_from(["a", "b", "c"]),
         st.sampled_from(["interactive", "batch", "?"]),
@@ -146,16 +146,18 @@ def test_places_never_leak_in_any_order(
         now = at / 4
         waiting = [ticket for ticket in tickets if ticket.state is State.WAITING]
         late = [each for each in tickets if each.state is State.GRANTED and each not in door.charges]
-        if step == "offer":
+        if step in ("offer", "bound"):
             asked = request(str(at), (pick % 5, pick % 40), output=pick % 300)
             asked = asked._replace(tenant=tenant, service_class=name, deadline=now + left_s)
-            tickets.append(door.offer(asked, now))
+            tickets.append(door.offer(asked, now, door.pool.endpoints[pick % 2] if step == "bound" else None))
         elif step == "start" and late:
             door.start(late[pick % len(late)], now)
         elif step == "first_token":
             prefilling = [each for each, charge in door.charges.items() if not charge.is_decoding]
             if prefilling:
                 door.first_token(prefilling[pick % len(prefilling)], now)
+        elif step == "fail" and door.charges:
+            door.fail(list(door.charges)[pick % len(door.charges)], now)
         elif step == "end" and tickets:
             door.end(tickets[pick % len(tickets)], now)
         elif step == "expire":
@@ -174,6 +176,114 @@ def test_places_never_leak_in_any_order(
     assert {ticket.state for ticket in tickets} <= {State.LEFT, State.REFUSED}
     assert door.queue.saturation(100.0) == 0
     assert door.queue.next_deadline is None
+
+
+# One endpoint, and second tries.
+
+
+def test_who_needs_what_one_endpoint_holds_waits_for_room_there() -> None:
+    door = Door.of(places(1), engines=2, classes=ONE)
+    there, elsewhere = door.pool.endpoints
+    first = door.ask("t", 0.0, holder=there)
+    other = door.ask("t", 0.0)
+    bound = door.ask("t", 0.1, holder=there)
+    assert [first.endpoint, other.endpoint, bound.state] == [there, elsewhere, State.WAITING]
+    assert door.end(other, 0.2) == []
+    assert door.ask("t", 0.3).endpoint is elsewhere  # it holds up nobody
+    assert door.end(first, 0.4) == [bound]
+    assert bound.choice is not None
+    assert (bound.endpoint, bound.choice.reason) == (there, Reason.HOLDS)
+    there.health.state = HealthState.EJECTED
+    assert door.ask("t", 0.5, holder=there).refusal is Refusal.NOBODY
+
+
+def test_those_that_wait_for_one_endpoint_are_told_of_its_pace_alone() -> None:
+    """Four engines serve one a second each; of eight that wait for the first of them, the last has seven before it."""
+    door = Door.of(places(1), engines=4, classes=ONE)
+    for _ in range(20):
+        door.ask("t", 0.0)
+    for now in (1.0, 2.0, 3.0, 4.0):
+        for ticket in list(door.charges):
+            door.end(ticket, now)
+    bound = [door.ask("t", 4.0, holder=door.pool.endpoints[0]) for _ in range(8)]
+    anywhere = door.ask("u", 4.0)
+    assert bound[-1].predicted_wait_s == pytest.approx(7.0, rel=0.2)
+    assert anywhere.predicted_wait_s < 3.0
+
+
+def test_who_waits_for_one_endpoint_keeps_nobody_from_one_that_is_lent() -> None:
+    door = Door.of(places(1), classes=ONE)
+    longer = Pool("longer", [endpoint("long")])
+    door.queue._policies = {**door.queue._policies, longer: LeastRequests(Random(1))}
+    lent, standing = [], Standing(door.pool, (longer,))
+    door.ask("t", 0.0)
+    for at in range(2):
+        ticket, changed = door.queue.offer(request(f"r{at}", (at, 2)), standing, 0.0)
+        door.send([*changed, ticket], 0.0)
+        lent.append(ticket)
+    bound = door.ask("a", 0.0, holder=door.pool.endpoints[0])
+    assert states([*lent, bound]) == ["granted", "waiting", "waiting"]
+    assert lent[1] in door.end(lent[0], 1.0)
+    assert states([lent[1], bound]) == ["granted", "waiting"]
+
+
+def test_a_second_try_goes_where_there_is_room_and_else_waits_before_all_others() -> None:
+    door = Door.of(places(1), engines=2, classes=ONE)
+    failing, well = door.pool.endpoints
+    first = door.ask("t", 0.0)
+    assert first.endpoint is failing
+    door.fail(first, 0.1)
+    assert (first.state, first.endpoint) == (State.GRANTED, well)
+    second = door.ask("a", 0.2)
+    waiting = [door.ask("b", 0.3) for _ in range(3)]
+    assert second.endpoint is failing
+    failing.health.state = HealthState.EJECTED
+    door.fail(second, 0.4)
+    newcomer = door.ask("c", 0.5)
+    assert states([second, *waiting, newcomer]) == ["waiting"] * 5
+    assert second.predicted_wait_s == 0.0
+    assert door.end(first, 1.0) == [second]
+    assert second.endpoint is well
+    assert second.waited_s == pytest.approx(0.6)
+    assert repr(door.queue) == "<AdmissionQueue 1/2 running, 4/100 waiting>"
+
+
+def test_who_comes_back_gives_its_place_to_another() -> None:
+    door = Door.of(places(1), engines=2, classes=ONE)
+    failing, well = door.pool.endpoints
+    tickets = [door.ask("t", 0.0) for _ in range(2)]
+    waiting = door.ask("t", 0.1)
+    door.fail(tickets[0], 0.2)
+    assert states([tickets[0], waiting]) == ["waiting", "granted"]
+    assert waiting.endpoint is failing
+    door.fail(waiting, 0.3)
+    door.end(tickets[1], 0.4)
+    assert (tickets[0].endpoint, waiting.state) == (well, State.WAITING)  # back in the order in which they came back
+
+
+def test_who_has_failed_everywhere_is_told_so_at_once() -> None:
+    door = Door.of(places(1), classes=ONE)
+    only = door.ask("t", 0.0)
+    waiting = door.ask("t", 0.0)
+    door.fail(only, 0.1)
+    assert (only.refusal, waiting.state) == (Refusal.NOBODY, State.GRANTED)
+    assert repr(door.queue) == "<AdmissionQueue 1/1 running, 0/100 waiting>"
+
+
+def test_a_second_try_waits_for_what_is_left_of_its_time_and_its_first_does_not_count() -> None:
+    door = Door.of(places(1), engines=2, classes=(ServiceClass("interactive", max_queue_wait_s=2.0),))
+    running = [door.ask("t", 0.0), door.ask("t", 0.0)]
+    late, other = door.ask("t", 0.0), door.ask("u", 0.0)
+    for ticket in running:
+        door.end(ticket, 1.5)
+    assert states([late, other]) == ["granted", "granted"]
+    door.fail(late, 10.0)
+    assert late.state is State.WAITING
+    assert late.deadline == pytest.approx(10.5)
+    assert door.queue.expire(10.4) == []
+    assert door.queue.expire(10.6) == [late]
+    assert late.refusal is Refusal.EXPIRED
+    assert late.waited_s == pytest.approx(2.1)
 
 
 # Tenants.
@@ -437,7 +547,7 @@ def test_the_wait_is_the_work_ahead_over_the_pace_of_the_queue() -> None:
     assert door.queue.predicted_wait_s("interactive", now) == pytest.approx(2.0, rel=0.2)
     late = door.ask("t", now, "z")
     assert late.predicted_wait_s == pytest.approx(2.0, rel=0.2)  # two are ahead of it, and one runs
-    assert door.queue.errors.count == 5
+    assert door.queue.errors_in("interactive").count == 5
 
 
 def test_waits_of_which_nothing_could_be_known_put_no_later_prediction_right() -> None:
@@ -460,6 +570,45 @@ def test_who_would_miss_its_deadline_is_refused_on_arrival_and_pushes_nobody_out
     assert door.ask("t", now, "z", deadline=now + 9.0).state is State.WAITING
     assert door.ask("t", now, "x", deadline=now).refusal is Refusal.DEADLINE
     assert states(tickets[-2:]) == ["waiting", "waiting"]
+
+
+def test_a_class_that_yields_is_predicted_no_slower_than_by_its_floor() -> None:
+    """Batch had more than its floor and gets nothing for a while, which says nothing of what it will get."""
+    rules = (ServiceClass("interactive", 1000, 1e3), ServiceClass("batch", 1000, 60.0, ceiling=0.5, floor=0.2))
+    door = Door.of(places(10), classes=rules)
+    early = [door.ask("t", 0.0, service_class="batch") for _ in range(6)]
+    assert states(early) == ["granted"] * 5 + ["waiting"]
+    for _ in range(60):
+        door.ask("t", 0.1)
+    now = 0.0
+
+    def step() -> float:
+        """Let one end, and another come in its place."""
+        door.end(next(iter(door.charges)), now + 0.1)
+        door.ask("t", now + 0.1)
+        return now + 0.1
+
+    while early[-1].state is State.WAITING:
+        now = step()
+    assert now > 1.0
+    last = [door.ask("t", now, f"b{at}", service_class="batch") for at in range(20)][-1]
+    while last.state is State.WAITING:
+        now = step()
+    assert last.predicted_wait_s == pytest.approx(last.waited_s, rel=0.3)
+
+
+def test_what_a_floor_comes_to_is_known_before_anybody_of_the_class_was_served() -> None:
+    rules = (ServiceClass("interactive", 1000, 1e3), ServiceClass("batch", 1000, 60.0, ceiling=0.5, floor=0.2))
+    door = Door.of(places(1), classes=rules)
+    for _ in range(30):
+        door.ask("t", 0.0)
+    door.queue._lines.named["batch"].served.add(0.0, 1e6)  # it had all of it
+    ahead = [door.ask("t", 0.1, service_class="batch") for _ in range(2)]
+    for at in range(1, 11):
+        door.end(next(iter(door.charges)), at / 10 + 0.1)
+    late = door.ask("t", 1.1, service_class="batch")
+    assert states(ahead) == ["waiting", "waiting"]
+    assert late.predicted_wait_s == pytest.approx(2 / (10 * 0.2), rel=0.2)  # ten a second, of which a fifth
 
 
 def test_a_deadline_that_passes_in_the_queue_is_told_then() -> None:

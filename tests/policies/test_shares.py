@@ -16,7 +16,7 @@ def test_tenants_take_turns_whoever_came_first() -> None:
     order: FairOrder[str] = FairOrder()
     add(order, "aaabbc")
     assert "".join(order) == "abcaba"
-    assert (order.first(), order.last()) == ("a", ("a", 5.0))
+    assert (next(iter(order)), order.last()) == ("a", ("a", 5.0))
 
 
 def test_turns_are_of_work_and_by_weight() -> None:
@@ -129,3 +129,13 @@ def test_a_tenant_that_comes_and_goes_while_nothing_gets_on_takes_no_memory() ->
     assert len(order._ahead) < 100
     ahead = order.add(2, "a", 1.0, 1.0)
     assert order.lead(ahead) > 0  # and it is remembered what it has had
+
+
+def test_who_is_back_is_next_behind_those_that_were_back_before_and_charged_once() -> None:
+    order: FairOrder[str] = FairOrder()
+    order.serve(order.add("first", "a", 1.0, 10.0))
+    order.add("waits", "b", 1.0, 10.0)
+    order.add("is back", "a", 1.0, 10.0, is_back=True)
+    order.add("is back too", "c", 1.0, 10.0, is_back=True)
+    order.add("next", "c", 1.0, 10.0)
+    assert list(order) == ["is back", "is back too", "waits", "next"]

@@ -83,7 +83,7 @@ def test_who_waits_on_after_a_burst_is_told_its_real_wait() -> None:
     while running := [ticket for ticket in burst if ticket.state is State.GRANTED]:
         now += 1.0
         door.end(running[0], now)
-    assert door.queue.errors.quantile(0.5) < 2
+    assert door.queue.errors_in("interactive").quantile(0.5) < 2
 
 
 def test_who_would_miss_its_deadline_behind_a_burst_is_refused_at_the_end_of_the_window() -> None:

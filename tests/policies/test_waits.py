@@ -45,6 +45,15 @@ def test_waits_are_put_right_by_the_last_ones() -> None:
     assert ratio.at(0.0) == 1 / MAX_RATIO
 
 
+def test_a_wait_is_put_right_the_less_the_longer_it_is() -> None:
+    ratio = Ratio()
+    assert ratio.corrected(0.0, 8.0) == 8.0
+    ratio.note(0.0, 1.0, 4.0)
+    assert ratio.corrected(0.0, 0.1) == pytest.approx(0.4, rel=0.02)
+    assert ratio.corrected(0.0, MEMORY_S) == pytest.approx(2 * MEMORY_S)
+    assert ratio.corrected(0.0, 9 * MEMORY_S) == pytest.approx(9 * MEMORY_S * 4**0.1)
+
+
 def test_errors_are_told_by_quantile_of_the_last() -> None:
     errors = Errors()
     assert repr(errors) == "<Errors 0: p50 0.000 s, p90 0.000 s>"
