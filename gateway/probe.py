@@ -32,6 +32,7 @@ from gateway.engines.detect import DETECT_PATHS, detect
 from gateway.engines.models import LIST_PATH, read_list
 from gateway.fleet import Fleet
 from gateway.members import Member
+from gateway.patience import patience
 from gateway.sections import Health
 from policies.health import State
 
@@ -42,7 +43,9 @@ DRAINING_DOUBT_S = 30.0  # an engine that said it was shutting down and is still
 JITTER = 0.1  # of the interval, up or down
 MAX_PAGE_BYTES = 1 << 20  # vLLM's metrics page has 60 KB
 MAX_MODELS = 1000  # of one engine: they are listed to clients, and labels of metrics
+LATEST = 3.0  # times as long an engine has to answer where it is our own loop that is late
 NEVER = float("-inf")
+UNLIMITED = aiohttp.ClientTimeout(total=None)  # `patience` is
 
 
 @dataclass(eq=False, slots=True)
@@ -278,12 +281,15 @@ class Probe:
         url = path if "://" in path else member.endpoint.url + path
         key = member.config.api_key
         try:
-            async with (session or self._session).get(
-                url,
-                headers={"authorization": f"Bearer {key}"} if key else {},
-                timeout=aiohttp.ClientTimeout(total=self._config.timeout_s),
-                allow_redirects=False,
-            ) as response:
+            async with (
+                patience(self._config.timeout_s, LATEST * self._config.timeout_s),
+                (session or self._session).get(
+                    url,
+                    headers={"authorization": f"Bearer {key}"} if key else {},
+                    timeout=UNLIMITED,
+                    allow_redirects=False,
+                ) as response,
+            ):
                 body = await response.content.read(MAX_PAGE_BYTES) if response.content_length != 0 else b""
                 while len(body) < MAX_PAGE_BYTES and (more := await response.content.read(MAX_PAGE_BYTES)):
                     body += more

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from gateway.connection import AnswerHead, ConnectFailed, Connection, ConnectTimedOut, NoFilesLeft, Receiver
+from gateway.patience import patience
 from gateway.splice import Buffer
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class EngineConnections:
         """Send a request over a kept connection, or a new one where there is none or `is_fresh` asks for it.
 
         Raises:
-            ConnectFailed: no connection within `connect_s`, or `within_s`.
+            ConnectFailed: no connection within `connect_s`, or `within_s`; where our loop is late, only the latter.
         """
         if not is_fresh:
             now = self.loop.time()
@@ -67,18 +68,18 @@ class EngineConnections:
                     connection.send(pieces, receiver, is_reused=True)
                     return connection
                 connection.abort()
-        connection = await self._connect(min(self._connect_s, within_s))
+        connection = await self._connect(self._connect_s, within_s)
         connection.send(pieces, receiver, is_reused=False)
         return connection
 
-    async def _connect(self, within_s: float) -> Connection:
+    async def _connect(self, connect_s: float, within_s: float) -> Connection:
         try:
-            async with asyncio.timeout(within_s):
+            async with patience(connect_s, within_s):
                 _, connection = await self.loop.create_connection(
                     lambda: Connection(self), self._host, self._port, ssl=self._tls
                 )
         except TimeoutError as error:
-            raise ConnectTimedOut(within_s) from error
+            raise ConnectTimedOut(min(connect_s, within_s)) from error
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 self._complain()

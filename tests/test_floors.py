@@ -27,6 +27,7 @@ LEVELS = (
         "unpack",
         "routes",
         "usage",
+        "patience",
         "salt",
         "splice",
         "trace + hops + tracecontext",

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -525,6 +526,14 @@ async def test_connecting_takes_no_longer_than_allowed(connect_s: float, within_
         with pytest.raises(ConnectTimedOut) as caught:
             await upstream.to(url).send([REQUEST], Notes(), within_s=within_s)
         assert caught.value.after_s == 0.05
+
+
+async def test_a_loop_that_was_busy_does_not_blame_the_engine() -> None:
+    async with serving(connect_s=0.1) as engine:
+        asking = asyncio.create_task(engine.ask())
+        await asyncio.sleep(0)
+        time.sleep(0.3)  # noqa: ASYNC251  the kernel has connected long since
+        assert (await asking).heard == ["head 200", "body", "end"]
 
 
 async def test_the_engines_of_a_url_share_their_connections() -> None:
