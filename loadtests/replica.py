@@ -156,7 +156,10 @@ class Replica:
         Args:
             output_tokens: None where the engine refused, or another gateway tells.
         """
-        books.finish(placement.charges.pop(self), now, output_tokens)
+        charge = placement.charges.pop(self)
+        books.finish(charge, now, output_tokens)
+        if charge.is_decoding:
+            self.index.done(charge.endpoint, placement.request.prefix, now)
         if output_tokens is not None:
             self._habits.learn(placement.request.tenant, MODEL, output_tokens)
         ticket = placement.ticket
