@@ -238,7 +238,7 @@ def _model_cases(seeds: Sequence[int]) -> list[Case]:
 
 def _model(findings: list[Finding]) -> list[Row]:
     return [
-        Row(f"{name}: prefills taken for {factor:g} times as long, over the truth",
+        Row(f"{name}: prefills at first taken for {factor:g} times as long, over the truth",
             _over(_rates(findings, name, work_factor=factor), _rates(findings, name, work_factor=1.0)), least)
         for name in ("tenants", "conv", "rag")
         for factor, least in FACTORS.items()
@@ -265,7 +265,7 @@ BARS = {
     "long": Bar("5: dirty at 25/s with three of eight engines for long prompts", _long_cases, _long),
     "overload": Bar("6: overload, a fifth of it batch, in bursts", _overload_cases, _overload),
     "decision": Bar("8: a decision among 64 endpoints, CPU time", lambda seeds: [], _decision),
-    "model": Bar("9: a wrong model of the engines", _model_cases, _model),
+    "model": Bar("9: a wrong model of the engines, which learns", _model_cases, _model),
 }
 
 
