@@ -111,7 +111,10 @@ class Lease:
     ) -> None:
         assert self._is_open
         self._is_open = False
-        books.finish(self._charge, self._clock(), self._output_tokens)
-        new = self._charge.request.prefix[self._held_before :]
-        if self._is_refused and new:
-            self.member.pool.index.unlearn(self.endpoint, new, self.endpoint.outstanding.pinned)
+        now, index, prefix = self._clock(), self.member.pool.index, self._charge.request.prefix
+        books.finish(self._charge, now, self._output_tokens)
+        new = prefix[self._held_before :]
+        if self._charge.is_decoding:
+            index.done(self.endpoint, prefix, now)
+        elif self._is_refused and new:
+            index.unlearn(self.endpoint, new, self.endpoint.outstanding.pinned)

@@ -40,7 +40,9 @@ PUBLISHED = {  # highest requests/s within the objective of the same rules elsew
     OURS: (156, 67, 24.8, 34.3, 32.4, 7.0),
 }
 STRAW = 0.15
-FIXED = {"tenants": (125.0, 0.91, 0.12), "conv": (62.0, 0.66, 0.5), "rag": (26.0, 0.80, 1.4)}  # rate, hits, p99 TTFT
+# Rate, hits, p99 TTFT. On conv .66 is out of reach of any placement: one cache as large as all eight, which all engines
+# share, hits .643 (seeds 1 to 3; 4 to 6: .645); ours comes to .613 (.611).
+FIXED = {"tenants": (125.0, 0.91, 0.12), "conv": (62.0, 0.66, 0.5), "rag": (26.0, 0.80, 1.4)}
 FACTORS = {2.0: 0.95, 0.5: 0.95, 4.0: 0.90, 0.25: 0.90}
 GATEWAYS = 4
 LONG_ENDPOINTS = 3  # two would spend .86 of their time on long prompts: a third of these came within 20 s
@@ -238,7 +240,7 @@ def _model_cases(seeds: Sequence[int]) -> list[Case]:
 
 def _model(findings: list[Finding]) -> list[Row]:
     return [
-        Row(f"{name}: prefills taken for {factor:g} times as long, over the truth",
+        Row(f"{name}: prefills at first taken for {factor:g} times as long, over the truth",
             _over(_rates(findings, name, work_factor=factor), _rates(findings, name, work_factor=1.0)), least)
         for name in ("tenants", "conv", "rag")
         for factor, least in FACTORS.items()
@@ -265,7 +267,7 @@ BARS = {
     "long": Bar("5: dirty at 25/s with three of eight engines for long prompts", _long_cases, _long),
     "overload": Bar("6: overload, a fifth of it batch, in bursts", _overload_cases, _overload),
     "decision": Bar("8: a decision among 64 endpoints, CPU time", lambda seeds: [], _decision),
-    "model": Bar("9: a wrong model of the engines", _model_cases, _model),
+    "model": Bar("9: a wrong model of the engines, which learns", _model_cases, _model),
 }
 
 

@@ -72,7 +72,10 @@ def simulate(
     ] = Share.OWN,
     told_after_ms: Annotated[float, typer.Option(min=0, help="How late the others know, with --share shared.")] = 20,
     work_factor: Annotated[
-        float, typer.Option(min=0.01, help="The gateways take prefills for so many times as long as they are.")
+        float,
+        typer.Option(
+            min=0.01, help="The gateways take prefills for so many times as long as they are, until they learn better."
+        ),
     ] = 1.0,
     long_pool: Annotated[
         int, typer.Option(min=0, help="So many of the engines serve prompts from 32k tokens on, and only those.")

@@ -69,7 +69,7 @@ class Replica:
         chance: Its own.
         profile: What its work models begin with.
         share: As in `Simulation`.
-        work_factor: By how much its work models take prefills for longer than they are, and never learn better.
+        work_factor: By how much its work models take prefills for longer than they are, until they have learned better.
         long_endpoints: How many of the engines, the last ones, serve what is longer than LONG_TOKENS, and only that.
         admission, limit: By which rule requests are let in, and its figure; see `doors`.
         smoothing_s: For so long the gateway's own queue holds bursts together.
@@ -156,7 +156,10 @@ class Replica:
         Args:
             output_tokens: None where the engine refused, or another gateway tells.
         """
-        books.finish(placement.charges.pop(self), now, output_tokens)
+        charge = placement.charges.pop(self)
+        books.finish(charge, now, output_tokens)
+        if charge.is_decoding:
+            self.index.done(charge.endpoint, placement.request.prefix, now)
         if output_tokens is not None:
             self._habits.learn(placement.request.tenant, MODEL, output_tokens)
         ticket = placement.ticket
@@ -260,20 +263,6 @@ def _named(job: Job, tokens: int) -> BlockHash | None:
     return BlockHash(xxh3_64_intdigest(job.beginning(tokens).to_bytes(8, "little")))
 
 
-class _FixedWork(WorkModel):
-    """A work model that stays as wrong as it is."""
-
-    __slots__ = ()
-
-    def observe_prefill(self, predicted_s: float, observed_s: float) -> None:
-        """Learn nothing."""
-
-    def observe_decode(self, predicted_s: float, observed_s: float) -> None:
-        """Learn nothing."""
-
-
 def _work(profile: str, factor: float, make: Make) -> WorkModel:
-    if factor == 1.0:
-        return WorkModel(PROFILES[profile], make)
     true = PROFILES[profile]
-    return _FixedWork(replace(true, p0=true.p0 * factor, p1=true.p1 * factor, p2=true.p2 * factor))
+    return WorkModel(replace(true, p0=true.p0 * factor, p1=true.p1 * factor, p2=true.p2 * factor), make)

@@ -17,7 +17,7 @@ from policies.endpoint import Endpoint, EngineReport, Outstanding
 from policies.health import State
 from policies.policy import Reason
 from policies.pools import Serving, Standing
-from policies.request import BlockHash, InferenceRequest
+from policies.request import UNIT_TOKENS, BlockHash, InferenceRequest
 from policies.spread import LeastRequests
 
 REQUEST = InferenceRequest("r", "m", prompt_tokens=100, output_tokens=10)
@@ -104,6 +104,24 @@ def test_a_lease_is_given_back_only_once(town: Town) -> None:
         pass
     with pytest.raises(AssertionError), lease:
         pass
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_prompt_that_was_answered_is_remembered_from_its_end_on(town: Town, is_answered: bool) -> None:
+    endpoint = town.join("a").endpoint
+    endpoint.report.kv_capacity_tokens = 20 * UNIT_TOKENS
+    first, other = (tuple(BlockHash(100 * name + at) for at in range(8)) for name in (1, 2))
+    with town.fleet.lease(_prompt(first), Standing(town.pool.pool)) as lease:
+        town.fleet.lease(_prompt(other), Standing(town.pool.pool)).give_back()
+        if is_answered:
+            lease.first_token()
+    town.fleet.lease(_prompt(tuple(BlockHash(300 + at) for at in range(8))), Standing(town.pool.pool)).give_back()
+    held = [town.pool.index.matched_on(endpoint, prefix) for prefix in (first, other)]
+    assert held == ([8, 4] if is_answered else [4, 8])
+
+
+def _prompt(prefix: tuple[BlockHash, ...]) -> InferenceRequest:
+    return InferenceRequest("r", "m", prompt_tokens=len(prefix) * UNIT_TOKENS, prefix=prefix)
 
 
 @given(st.lists(st.sampled_from(["lease", "token", "end", "renew", "remove", "add"]), max_size=80), st.randoms())

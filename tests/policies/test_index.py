@@ -15,7 +15,8 @@ from policies.request import UNIT_TOKENS, BlockHash
 from tests.policies.fleets import endpoints, prefix
 
 PARTS = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 4)), max_size=4)
-STEPS = st.lists(st.tuples(st.sampled_from(["learn"] * 6 + ["forget"]), st.integers(0, 3), PARTS), max_size=60)
+KINDS = st.sampled_from(["learn"] * 6 + ["done"] * 3 + ["forget"])
+STEPS = st.lists(st.tuples(KINDS, st.integers(0, 3), PARTS), max_size=60)
 
 
 def held(index: PrefixIndex, fleet: list[Endpoint], asked: tuple[BlockHash, ...]) -> list[int]:
@@ -50,6 +51,10 @@ def test_the_index_says_what_a_plain_search_says(
         if step == "learn":
             index.learn(fleet[pick], prefix(*parts), float(now))
             naive.learn(fleet[pick], prefix(*parts))
+        elif step == "done":
+            index.done(fleet[pick], prefix(*parts), float(now))
+            if fleet[pick] in naive.units:  # nothing is done where nothing was sent
+                naive.learn(fleet[pick], prefix(*parts))
         else:
             index.forget(fleet[pick])
             naive.units.pop(fleet[pick], None)
@@ -98,6 +103,32 @@ def test_a_hot_prefix_outlives_what_came_after_it() -> None:
     assert index.matched_on(at, prefix((1, 5), (30, 5))) == 5
 
 
+def test_a_prompt_grows_old_from_its_end_on() -> None:
+    index, (at,) = PrefixIndex(), endpoints(1, 20 * UNIT_TOKENS)
+    for name in (1, 2):
+        index.learn(at, prefix((name, 8)), 0.0)
+    index.done(at, prefix((1, 8)), 1.0)
+    index.learn(at, prefix((3, 8)), 2.0)
+    assert [index.matched_on(at, prefix((name, 8))) for name in (1, 2, 3)] == [8, 4, 8]
+
+
+def test_what_was_evicted_in_flight_was_held_all_the_same() -> None:
+    index, (at,) = PrefixIndex(), endpoints(1, 20 * UNIT_TOKENS)
+    index.learn(at, prefix((1, 8)), 0.0)
+    index.learn(at, prefix((2, 20)), 1.0)
+    assert index.matched_on(at, prefix((1, 8))) == 0
+    index.done(at, prefix((1, 8)), 2.0)
+    assert index.matched_on(at, prefix((1, 8))) == 8
+
+
+def test_what_ends_on_an_endpoint_that_was_forgotten_leaves_no_trace() -> None:
+    index, (at,) = PrefixIndex(), endpoints(1)
+    index.learn(at, prefix((1, 8)), 0.0)
+    index.forget(at)
+    index.done(at, prefix((1, 8)), 1.0)
+    assert len(index) == index.held_tokens(at) == 0
+
+
 def test_the_working_set_is_what_was_named_of_late() -> None:
     index, (at, other) = PrefixIndex(), endpoints(2)
     index.learn(at, prefix((1, 5), (2, 5)), 0.0)
@@ -136,6 +167,15 @@ def test_a_sibling_burst_follows_a_dispatch_before_the_first_event() -> None:
     index.follow(at)
     index.learn(at, prefix((1, 8)), 0.0)
     assert index.matched_on(at, prefix((1, 8))) == 8
+
+
+def test_an_end_is_no_news_of_an_engine_that_tells_itself() -> None:
+    index, (at,) = PrefixIndex(), endpoints(1)
+    index.follow(at)
+    index.learn(at, prefix((1, 8)), 0.0)
+    index.removed(at, prefix((1, 8))[4:])
+    index.done(at, prefix((1, 8)), 1.0)
+    assert index.matched_on(at, prefix((1, 8))) == 4
 
 
 def test_what_no_event_confirms_is_forgotten() -> None:
