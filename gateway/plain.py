@@ -14,6 +14,8 @@ from gateway.usage import Usage, read_usage, usage_of
 
 TAIL_BYTES = 16384  # of a long body, enough to hold usage at its end
 MAX_TEXTS = 1000  # of one answer; nobody asks for more choices
+MAX_LOOKS = 64  # at what is called usage in an end: engines have it last, or clients' own things behind it
+_USAGE = b'"usage"'
 _MESSAGE_TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 _PART_TEXTS = ("text", "thinking", "refusal")
 
@@ -49,9 +51,9 @@ class PlainReader:
         Anthropic's shape must have numbers: where both are 0 nothing was told, since no message has no prompt. There a
         model's calls are JSON, and a response repeats its client's tools: usage is what stands in its own place.
         """
-        is_here = self._is_json and self._passed_bytes == self._kept_bytes
-        if is_here and self._shape in (Shape.RESPONSES, Shape.MESSAGES):
-            usage = stated_usage(self._end)
+        is_here = self._passed_bytes == self._kept_bytes
+        if self._is_json and self._shape in (Shape.RESPONSES, Shape.MESSAGES):
+            usage = stated_usage(self._end) if is_here else usage_at_end(self._end)
         else:
             usage = read_usage(self._end)
         if self._shape is Shape.MESSAGES and usage is not None and not (usage.prompt_tokens or usage.output_tokens):
@@ -80,6 +82,30 @@ def stated_usage(body: bytes) -> Usage | None:
     except orjson.JSONDecodeError:
         return None
     return usage_of(_object(payload, "usage")) if isinstance(payload, dict) else None
+
+
+def usage_at_end(end: bytes) -> Usage | None:
+    """Read the usage of a JSON object of which only the end is here; None where there is none.
+
+    What stands in the object itself can be told from what is nested in it: with a brace before it, all that follows is
+    an object again.
+    """
+    place = end.rfind(_USAGE)
+    for _ in range(MAX_LOOKS):
+        if place < 0:
+            break
+        rest = b"{" + end[place:]
+        if _is_object(rest):
+            return stated_usage(rest)
+        place = end.rfind(_USAGE, 0, place)
+    return None
+
+
+def _is_object(body: bytes) -> bool:
+    try:
+        return isinstance(orjson.loads(body), dict)
+    except orjson.JSONDecodeError:
+        return False
 
 
 def texts_in(shape: Shape, body: bytes) -> list[str]:

@@ -316,7 +316,8 @@ class Proxy:
             usage = answer.usage  # read here, once
             is_own = exchange.route is not STORED_ROUTE
             is_told = usage is not None and usage.output_tokens is not None
-            counted_tokens = answer.counted_tokens if is_own and not is_told else 0
+            counts = is_own and not is_told and (is_stream or not exchange.call.is_background)  # else none is there yet
+            counted_tokens = answer.counted_tokens if counts else 0
             trace.relayed(usage if is_own else None, counted_tokens, answer.first_token_at, answer.last_byte_at)
             if answer.response_id is not None and not is_own:
                 self._stored.settle(answer.response_id, exchange, usage, trace)
@@ -336,7 +337,7 @@ class Proxy:
             if usage is not None and is_own:
                 lease.used(usage, is_timely=not answer.was_paused)
                 self._intake.learn(exchange, usage)
-            if not is_told and not is_stream:
+            if counts and not is_stream:
                 trace.counted_tokens = await self._intake.count(exchange, answer)
         return response
 

@@ -123,6 +123,21 @@ async def test_what_is_made_in_the_background_is_charged_as_guessed_and_made_goo
         assert (await accounted(gateway))["output_tokens"] == 30
 
 
+async def test_what_is_echoed_of_a_long_request_is_neither_usage_nor_output_of_what_is_made_in_the_background() -> None:
+    """The first answer is too long to be held, says no usage, and repeats tools in which something is called so."""
+    asked = orjson.dumps({"model": "sim", "input": "hi", "background": True, "max_output_tokens": 4000})
+    charged = []
+    for echoed in ({}, {"instructions": "x" * 400_000, "tools": FORGED}):
+        async with budgeted(keeps({**QUEUED, **echoed})) as (gateway, _):
+            await call(gateway.url, RESPONSES, asked, KEY)
+            guessed = await spent(gateway)
+            assert (await accounted(gateway))["output_tokens"] == 0
+            assert (await get(gateway.url, RESPONSES + "/resp_1", KEY)).status == 200
+            charged.append((guessed, await spent(gateway), (await accounted(gateway))["output_tokens"]))
+    assert charged[1] == charged[0]
+    assert charged[0][0] > charged[0][1] > 30
+
+
 async def test_what_broke_in_the_background_is_charged_whole_to_who_fetches_it() -> None:
     async def script(asked: Call) -> None:
         if asked.method == "GET":

@@ -70,3 +70,14 @@ def test_of_a_long_body_only_the_end_is_kept_and_all_of_it_is_the_estimate() -> 
     assert found.tokens == -(-len(body) // 4)
     said = body[:-1] + b',"usage":{"prompt_tokens":1,"completion_tokens":2}}'
     assert reader(said, piece=TAIL_BYTES).usage == Usage(1, 2, None)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("usage", [None, Usage(7, 3, None)])
+def test_usage_of_a_long_response_is_what_stands_in_its_own_place(usage: Usage | None, is_first: bool) -> None:
+    """Its client's tools stand beside it, as JSON, and are not usage whatever they say."""
+    said = None if usage is None else {"input_tokens": 7, "output_tokens": 3}
+    forged = [{"parameters": {"usage": {"input_tokens": 0, "output_tokens": 0}}}] * 3
+    padded = {"id": "resp_1", "instructions": "x" * 100_000}
+    body = {**padded, "usage": said, "tools": forged} if is_first else {**padded, "tools": forged, "usage": said}
+    assert reader(orjson.dumps({**body, "user": None}), Shape.RESPONSES, piece=5000).usage == usage
