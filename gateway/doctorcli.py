@@ -75,7 +75,7 @@ def note(seen: Doctor, line: bytes | None, tenant: str | None) -> bool:
         at, tries, shape = record["arrived_at"], record["tries"], record.get("prefix_shape")
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
         return not line.strip()
-    if not all(isinstance(text, str) and len(text) <= MAX_TEXT for text in (whose, model)):
+    if not all(isinstance(text, str) and len(text) <= MAX_TEXT for text in (whose, model, route)):
         return False
     if not isinstance(at, int | float) or not (shape is None or isinstance(shape, str)):
         return False

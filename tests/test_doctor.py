@@ -187,11 +187,12 @@ async def test_what_is_no_log_is_said_in_one_line(tmp_path: Path) -> None:
     log = tmp_path / "log"
     assert await run(str(log)) == (2, f"kvlane: {log}: cannot be read: No such file or directory\n")
     whole = {"tenant": "t", "model": "m", "route": "r", "arrived_at": 1, "tries": 1}
-    wrong = [{**whole, "tenant": 1}, {**whole, "arrived_at": "now"}, {**whole, "prefix_shape": 1}, [], {"tenant": "t"}]
+    odd: dict[str, object] = {"tenant": 1, "route": [], "arrived_at": "now", "prefix_shape": 1}
+    wrong = [*({**whole, name: value} for name, value in odd.items()), [], {"tenant": "t"}]
     log.write_text("\n\n".join(map(json.dumps, wrong)) + "\nno json\n")
     status, told = await run(str(log))
     assert status == 2
-    lines = ["lines that are no record of a request: 6", "no request to a model in it"]
+    lines = ["lines that are no record of a request: 7", "no request to a model in it"]
     assert told.splitlines() == [f"kvlane: {log}: {line}" for line in lines]
 
 
