@@ -293,7 +293,7 @@ class PrefixIndex:
 
 
 def _capacity_units(endpoint: Endpoint) -> int:
-    return (endpoint.report.kv_capacity_tokens or DEFAULT_CAPACITY_TOKENS) // endpoint.unit_tokens
+    return (endpoint.report.kv_capacity_tokens or DEFAULT_CAPACITY_TOKENS) // endpoint.unit_tokens or 1
 
 
 def _known(stamps: dict[BlockHash, int], units: Sequence[BlockHash]) -> int:

@@ -278,6 +278,13 @@ def test_planted_is_what_came_with_prompts_that_were_mostly_new() -> None:
     assert index.planted([at]) == [0]
 
 
+def test_a_cache_that_is_smaller_than_a_unit_is_full_of_one() -> None:
+    """An engine may say whatever it likes; it must not be what all choices fail at."""
+    index, at = PrefixIndex(), endpoints(1, UNIT_TOKENS - 1)[0]
+    index.learn(at, prefix((1, 40)), 0.0)
+    assert (index.fill(at), len(index)) == (1.0, 1)
+
+
 def test_what_an_engine_refused_is_unlearned_but_for_what_others_have_in_flight() -> None:
     index, (at, other) = PrefixIndex(), endpoints(2)
     head, mine, theirs = prefix((1, 4)), prefix((1, 4), (2, 3)), prefix((1, 4), (3, 3))
