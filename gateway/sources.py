@@ -112,10 +112,19 @@ class FileSource:
         self._taken: Signature = None
         self._restless = 0
         self._trouble = ""
+        self._looking: asyncio.Task[Callers | None] | None = None
 
     async def read(self) -> Callers | None:
-        """Look at the file, off the event loop; read it if it has changed and stands still."""
-        return await asyncio.to_thread(self.look)
+        """Look at the file, off the event loop; read it if it has changed and stands still.
+
+        No thread can be called back: what one finds for whom would not wait is given to who asks next.
+        """
+        looking = self._looking = self._looking or asyncio.create_task(asyncio.to_thread(self.look))
+        try:
+            return await asyncio.shield(looking)
+        finally:
+            if looking.done():
+                self._looking = None
 
     def look(self) -> Callers | None:
         """Do the same here and now."""

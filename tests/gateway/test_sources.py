@@ -1,10 +1,12 @@
 """Where tenants are told of: what has changed is read once it stands still, and what cannot be used says why."""
 
+import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
+from threading import Event
 
 import orjson
 import pytest
@@ -22,9 +24,10 @@ from gateway.sources import (
     RedisSource,
     SourceError,
     configuration_file,
+    read_tenants,
     tenants_file,
 )
-from tests.redis_server import RedisServer
+from tests.redis_server import PATIENCE_S, RedisServer
 from tests.wire.house import until
 
 DIGEST = "0" * 64
@@ -65,6 +68,25 @@ def test_a_file_is_read_at_first_and_when_it_has_changed_and_stands_still(file: 
     assert [look(source), look(source)] == [["a"], None]
     file.write_text(B + "# another size")
     assert [look(source), look(source), look(source)] == [None, ["b"], None]
+
+
+async def test_what_a_look_finds_for_whom_would_not_wait_is_given_to_who_asks_next(file: Path) -> None:
+    """At the start nobody waits for long, and thousands of tenants are not read in a moment."""
+    may_end = Event()
+
+    def parse(path: Path) -> Callers:
+        assert may_end.wait(PATIENCE_S)
+        return Callers(read_tenants(path))
+
+    source = FileSource("tenants_file", file, parse)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await source.read()
+    may_end.set()
+    given = await source.read()
+    assert given is not None
+    assert [tenant.name for tenant in given.tenants] == ["a"]
+    assert await source.read() is None
 
 
 def test_a_file_that_is_being_written_is_not_read(file: Path) -> None:
