@@ -271,6 +271,8 @@ class Proxy:
     ) -> StreamResponse | Failure:
         """Send to one endpoint; relay what it answers, or say why not. `told` hears of the first token."""
         trace.tried(lease.choice, lease.member.pool.name, lease.member.kind, self._clock())
+        if exchange.call.is_background:  # until its engine says what it is called: only then can it be fetched
+            trace.advance_tokens = trace.reserved_output_tokens
         self._metrics.endpoint_requests.add((lease.endpoint.name, lease.choice.reason.value))
         answer = Answer(exchange.route.shape, hides_usage=exchange.call.hides_usage, on_first_token=told.first_token)
         in_flight = lease.member.in_flight
@@ -319,6 +321,8 @@ class Proxy:
             counts = is_own and not is_told and (is_stream or not exchange.call.is_background)  # else none is there yet
             counted_tokens = answer.counted_tokens if counts else 0
             trace.relayed(usage if is_own else None, counted_tokens, answer.first_token_at, answer.last_byte_at)
+            if is_told:
+                trace.advance_tokens = 0
             if answer.response_id is not None and not is_own:
                 self._stored.settle(answer.response_id, exchange, usage, trace)
             elif answer.response_id is not None:

@@ -6,8 +6,9 @@ nothing says whose an unknown response is.
 
 What a response comes to that is made in the background (`background: true`) is known when somebody fetches it. Until
 then limits are charged the guess that was reserved for its output: nobody keeps engines busy for nothing by fetching
-nothing. Who fetches it is charged what it came to; what was too much is given back, on the day on which it was charged,
-since a budget of another day must not have it. Accounts count what was fetched, and no guesses.
+nothing, or by leaving before an engine has said what there is to fetch. Who fetches it is charged what it came to; what
+was too much is given back, on the day on which it was charged, since a budget of another day must not have it. Accounts
+count what was fetched, and no guesses.
 """
 
 import asyncio
@@ -51,7 +52,7 @@ class StoredResponses:
         debt = None
         if answer.error is not None and not answer.is_client_stuck:
             debt = Debt(trace.model, 0)  # what broke costs nothing, but its engine may have it whole
-        elif usage is None:
+        elif usage is None or usage.output_tokens is None:
             if exchange.call.is_background:
                 trace.advance_tokens = max(0, trace.reserved_output_tokens - trace.counted_tokens)
             debt = Debt(trace.model, trace.counted_tokens, trace.advance_tokens, today())

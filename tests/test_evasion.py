@@ -216,6 +216,38 @@ async def test_who_leaves_early_pays_for_the_prompt(moment: str) -> None:
         assert await spent(gateway) > 500
 
 
+@pytest.mark.parametrize("how", ["hangs up", "sets a deadline"])
+async def test_who_leaves_before_it_is_told_the_name_of_what_is_made_in_the_background_pays_the_guess(how: str) -> None:
+    """Its engine may make it all the same, and nobody can ever fetch it."""
+
+    async def script(asked: Call) -> None:
+        await asked.gone()
+
+    body = orjson.dumps({"model": "sim", "input": "hi", "background": True, "max_output_tokens": 400})
+    async with budgeted(script) as (gateway, engine):
+        if how == "sets a deadline":
+            asked = [*KEY, ("X-Stainless-Read-Timeout", "0.05")]
+            assert (await call(gateway.url, RESPONSES, body, asked)).status == 504
+        else:
+            async with RawClient.to(gateway.url) as client:
+                client.ask(RESPONSES, body, KEY)
+                await until(lambda: engine.calls)
+        await until(lambda: not gateway.proxy.active)
+        assert await spent(gateway) > 400
+        assert (await accounted(gateway))["output_tokens"] == 0
+
+
+@pytest.mark.parametrize("id", [{"id": "resp_1"}, {}])
+async def test_what_an_engine_makes_at_once_though_it_was_to_be_in_the_background_costs_what_it_came_to(
+    id: dict[str, str],
+) -> None:
+    said = whole(200, orjson.dumps({**id, "usage": {"input_tokens": 700, "output_tokens": 30}}))
+    body = orjson.dumps({"model": "sim", "input": "hi", "background": True, "max_output_tokens": 400})
+    async with budgeted(says(said)) as (gateway, _):
+        assert (await call(gateway.url, RESPONSES, body, KEY)).status == 200
+        assert await spent(gateway) == 730
+
+
 async def test_slots_are_not_multiplied_by_pipelining_nor_lost_by_leaving() -> None:
     async def script(asked: Call) -> None:
         await asked.gone()
