@@ -7,8 +7,8 @@ nothing says whose an unknown response is.
 What a response comes to that is made in the background (`background: true`) is known when somebody fetches it. Until
 then limits are charged the guess that was reserved for its output: nobody keeps engines busy for nothing by fetching
 nothing, or by leaving before an engine has said what there is to fetch. Who fetches it is charged what it came to; what
-was too much is given back, on the day on which it was charged, since a budget of another day must not have it. Accounts
-count what was fetched, and no guesses.
+was too much is given back to budgets, on the day on which it was charged, since a budget of another day must not have
+it. Accounts count what was fetched, and no guesses.
 """
 
 import asyncio

@@ -95,9 +95,12 @@ class Quota:
         return Take(self.field, kind, amount_us, kept_us, self.burst_us)
 
     def final(self, amounts: Amounts, parts: int = 1) -> int:
-        """Say what it came to, as the ledger counts it."""
+        """Say what it came to, as the ledger counts it; below 0 is what another was charged too much.
+
+        Budgets have that back. Rates have had it from time: whoever saved it up could use it all in one moment.
+        """
         amount = self.of(amounts)
-        return parts * bucket.amount_us(amount, self.limit) if self.kind is Kind.RATE else amount
+        return parts * bucket.amount_us(max(0, amount), self.limit) if self.kind is Kind.RATE else amount
 
     def counted(self, amount: int, parts: int = 1) -> int:
         """Say in its own unit what the ledger calls so much."""

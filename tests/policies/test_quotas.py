@@ -44,6 +44,11 @@ def test_a_request_takes_of_every_limit_in_its_own_unit() -> None:
     assert finals(ALL, Amounts(1, 100, 50)) == [1_000_000, 1_000_000, 1, 100, 50]
 
 
+def test_what_was_charged_too_much_goes_back_to_budgets_and_not_to_rates() -> None:
+    """Time has given it back to them: or whoever saved up what he gets back could have it all in one moment."""
+    assert finals(ALL, Amounts(1, -400, -50)) == [1_000_000, 0, 1, -400, -50]
+
+
 def test_what_is_set_aside_for_output_is_cut_to_the_limit_and_a_prompt_is_not() -> None:
     assert TOKENS.take(Amounts(1, 9000, 0), Amounts(1, 900, 0)).amount == bucket.amount_us(1000, 6000)
     assert DAY.take(Amounts(1, 9000, 0), Amounts(1, 900, 0)).amount == 1000
