@@ -65,7 +65,7 @@ class Deltas:
                 place = events.find(key, end)
             if left <= 0:  # every event is accounted for: none has a second text
                 return
-        if not self.count and self._keys is self._compact and b'": "' in events:
+        if self._keys and not self.count and self._keys is self._compact and b'": "' in events:
             self._keys = _SPACED[self._shape]
             self.note(events)
             if not self.count:

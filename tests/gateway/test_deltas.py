@@ -113,6 +113,7 @@ def test_a_chat_delta_counts_once_if_there_is_text_in_it(fields: dict[str, objec
             3,
         ),
         (Shape.OTHER, event(choices=[{"delta": {"content": "a"}}]), 0),
+        (Shape.OTHER, b'data: {"object": "transcription.chunk", "choices": [{"delta": {"content": "a"}}]}\n\n', 0),
     ],
 )
 def test_every_shape_is_counted_by_its_own_deltas(shape: Shape, stream: bytes, tokens: int) -> None:
