@@ -301,6 +301,8 @@ class Connection(asyncio.Protocol):
         """Hand over the head, unless it only says to wait for another (1xx)."""
         assert self._parser is not None
         status = self._parser.get_status_code()
+        if status < 100:  # what follows may have a body, which nothing would tell from the body of the answer
+            raise httptools.HttpParserError(f"the status is {status}")
         if status < 200:
             return
         self._head.status = status

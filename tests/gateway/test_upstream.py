@@ -292,6 +292,7 @@ async def test_an_answer_that_only_a_reset_ends_is_broken(engine: Engine) -> Non
         b"hello\r\n\r\n",
         b"SSH-2.0-OpenSSH_9.6\r\n",
         b"HTTP/1.1 OK\r\n\r\n",
+        b"HTTP/1.1 099 Low\r\ncontent-length: 5\r\n\r\nhello",
         b"HTTP/1.1 200 OK\r\ncontent-length: five\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n",
