@@ -8,6 +8,8 @@ sum would look like an engine at half its load.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+MOST = 1 << 50  # of a count: nothing on a machine is so many, and it is well within what JSON and floats hold
+
 
 def amount(value: object) -> float | None:
     """Take a finite number of at least zero; metric labels hold theirs as text."""
@@ -21,9 +23,9 @@ def amount(value: object) -> float | None:
 
 
 def whole(value: object) -> int | None:
-    """Take a count."""
+    """Take a count, up to MOST."""
     number = amount(value)
-    return None if number is None else int(number)
+    return None if number is None or number > MOST else int(number)
 
 
 def share(value: object) -> float | None:

@@ -42,6 +42,13 @@ def test_a_sum_with_something_untold_is_untold() -> None:
     assert (figures.product(2, "3"), figures.quotient(1, 4)) == (6.0, 0.25)
 
 
+@pytest.mark.parametrize("said", [1e308, 10**30, "99999999999999999999", figures.MOST + 1])
+def test_a_count_that_nothing_has_was_not_told(said: object) -> None:
+    """Nor could any page of ours tell it: JSON's integers end somewhere."""
+    assert figures.whole(said) is None
+    assert figures.whole(figures.MOST) == figures.MOST
+
+
 @UNTIMED
 @given(ANYTHING)
 def test_every_reader_takes_anything(value: object) -> None:
