@@ -36,7 +36,7 @@ _NAMES_OF_REQUESTS = ("rid",)  # SGLang's: who leaves ends all that go by it
 STEERING_FIELDS = frozenset((*_SCHEDULERS, *_CACHES, *_ADAPTERS, *_NAMES_OF_REQUESTS))
 UNKNOWN_TO_SOME = frozenset(("service_tier",))
 MAX_MODEL_CHARS = 256
-MAX_CHOICES = 16_384  # vLLM's limit; who asks for more is not believed
+MAX_CHOICES = 16_384  # vLLM's limit; engines that have none die of more, one after the other
 MAX_COUNT = 1 << 31  # no engine makes more, and no arithmetic here has to bear it
 _LIMITS_OUTPUT = {
     Shape.CHAT: ("max_completion_tokens", "max_tokens"),
@@ -174,9 +174,18 @@ def _max_tokens(route: Route, document: dict[str, Any]) -> int | None:
 
 
 def _choices(route: Route, document: dict[str, Any]) -> int:
-    """Count the answers: of each prompt of a completion so many as are asked for."""
-    counts = [_count(document[name]) or 1 for name in _MULTIPLIES.get(route.shape, ()) if name in document]
-    choices = min(max(counts, default=1), MAX_CHOICES)
+    """Count the answers: of each prompt of a completion so many as are asked for.
+
+    Raises:
+        InvalidField: more than any engine can make.
+    """
+    choices = 1
+    for name in _MULTIPLIES.get(route.shape, ()):
+        if name in document:
+            count = _count(document[name]) or 1
+            if count > MAX_CHOICES:
+                raise InvalidField(f"`{name}` must be at most {MAX_CHOICES:,}", param=name)
+            choices = max(choices, count)
     prompts = document.get("prompt") if route.shape is Shape.COMPLETION else None
     if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
         choices *= len(prompts)

@@ -9,7 +9,7 @@ from gateway.demand import text_bytes
 from gateway.openai import parse
 from gateway.routes import ENGINE_ROUTES
 from policies.learned import PromptHabits
-from tests.budgeted import DAY, KEY, RESPONSES, accounted, budgeted, spent
+from tests.budgeted import DAY, KEY, PLAIN, RESPONSES, accounted, budgeted, spent
 from tests.redis_server import RedisServer
 from tests.wire.client import CHAT, RawClient, call, chat, get, request
 from tests.wire.engine import EVENTS_HEAD, Call, Script, chunk, says, streams, whole
@@ -271,7 +271,7 @@ SIZES = [
     (CHAT, {"n": "4"}, 4),
     (CHAT, {"n": 4.0}, 4),
     (CHAT, {"n": 1000}, 1000),
-    (CHAT, {"n": 10**30}, 16_384),
+    (CHAT, {"n": 16_384}, 16_384),
     (CHAT, {"n": -4}, 1),
     (CHAT, {"n": True}, 1),
     (CHAT, {"best_of": 4}, 1),
@@ -288,12 +288,19 @@ SIZES = [
 def test_as_many_answers_are_set_aside_for_as_an_engine_will_make(
     path: str, fields: dict[str, object], choices: int
 ) -> None:
-    body = (
-        b'{"model":"sim",%b}' % orjson.dumps({name: value for name, value in fields.items() if value != 10**30})[1:-1]
-    )
-    if 10**30 in fields.values():
-        body = b'{"model":"sim","n":1%b}' % (b"0" * 30)
+    body = orjson.dumps({"model": "sim", **fields})
     assert parse(ENGINE_ROUTES[path], "application/json", body).choices == choices
+
+
+@pytest.mark.parametrize("many", [b"16385", b'"1000000000"', b"1e9", b"1" + b"0" * 30])
+@pytest.mark.parametrize("name", ["n", "best_of"])
+async def test_nobody_makes_engines_die_of_more_answers_than_any_has_memory_for(many: bytes, name: str) -> None:
+    """Not every engine refuses that, and what one has died of is tried at the next."""
+    async with budgeted(says(PLAIN)) as (gateway, engine):
+        body = b'{"model":"sim","prompt":"hi",%b:%b}' % (orjson.dumps(name), many)
+        answer = await call(gateway.url, "/v1/completions", body, KEY)
+        assert answer.refusal == (400, "invalid_request_error", "invalid_field")
+        assert (answer.error["param"], engine.calls) == (name, [])
 
 
 @pytest.mark.parametrize(
