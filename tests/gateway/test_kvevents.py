@@ -13,10 +13,10 @@ from aiohttp import web
 
 from gateway.config import Kind
 from policies.index import SPECULATIVE_S
-from tests.fleet_fixtures import until
 from tests.gateway.listening import PROMPTS, Listening, chain, listening
 from tests.gateway.publisher import CLEARED, Publisher, removed, stored
 from tests.ports import free_port
+from tests.until import until
 
 ONE, TWO, THREE = PROMPTS[:3]
 
