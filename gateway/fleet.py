@@ -1,8 +1,9 @@
 """The endpoints, and the one step in which a request is given to one of them.
 
-`lease` chooses and charges without an await in between: two requests never see the same books. What is known of a model
-over all its engines (which pools serve it, what its prefixes are rooted in, how long a unit is) is reckoned once and
-again after any of them has changed.
+Choosing and charging are one step without an await in between, so that two requests never see the same books: `lease`
+does both where nobody waits; else the door of the pool chooses (`queue_for`), and `lease_at` charges in the same call.
+What is known of a model over all its engines (which pools serve it, what its prefixes are rooted in, how long a unit
+is) is reckoned once and again after any of them has changed.
 
 A lease writes the books and tells health what requests met; `gateway/probe.py` tells what polls found, and hands over
 through `hear` what an engine says of its load.
@@ -306,6 +307,21 @@ class Fleet:
             )
         return Standing(member.pool.pool)
 
+    def nobody(self, standing: Standing, model: str, now: float) -> GatewayError:
+        """Say that no endpoint may take a request now, and when one may."""
+        pools = (standing.own, *standing.longer, *standing.shorter)
+        states: dict[str, int] = {}
+        for endpoint in (endpoint for pool in pools for endpoint in pool.endpoints):
+            if model in endpoint.models:
+                state = "busy" if endpoint.health.is_cooling(now) else endpoint.health.state.value
+                states[state] = states.get(state, 0) + 1
+        told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        waits = [wait_s for pool in pools if (wait_s := earliest_s(pool, model, now)) is not None]
+        return Overloaded(
+            f"no endpoint of pool {standing.own.name} can take the model {model!r} now: {told}",
+            retry_after_s=min(waits, default=UNKNOWN_WAIT_S),
+        )
+
     # Inside.
 
     def _reckoned(self, model: str) -> ModelFacts:
@@ -345,21 +361,6 @@ class Fleet:
         """Count the prompt tokens that the endpoint with the longest match holds."""
         matched = self._indexes[pool].matched(request.prefix)
         return next(reversed(matched.values()), 0) * request.unit_tokens
-
-    def nobody(self, standing: Standing, model: str, now: float) -> GatewayError:
-        """Say that no endpoint may take a request now, and when one may."""
-        pools = (standing.own, *standing.longer, *standing.shorter)
-        states: dict[str, int] = {}
-        for endpoint in (endpoint for pool in pools for endpoint in pool.endpoints):
-            if model in endpoint.models:
-                state = "busy" if endpoint.health.is_cooling(now) else endpoint.health.state.value
-                states[state] = states.get(state, 0) + 1
-        told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        waits = [wait_s for pool in pools if (wait_s := earliest_s(pool, model, now)) is not None]
-        return Overloaded(
-            f"no endpoint of pool {standing.own.name} can take the model {model!r} now: {told}",
-            retry_after_s=min(waits, default=UNKNOWN_WAIT_S),
-        )
 
 
 def _unable(request: InferenceRequest, members: Iterable[Member]) -> GatewayError:

@@ -46,7 +46,7 @@ WORDS = {
 
 
 class Admitted:
-    """One request that was let in: its first lease, and its place until it is left."""
+    """One request that was let in: the lease of the try that runs, and its place until it is left."""
 
     __slots__ = ("_gate", "lease", "ticket")
 

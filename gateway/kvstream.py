@@ -105,14 +105,7 @@ class Stream:
 
     def take(self) -> Message | None:
         """Take the next message, if it is there."""
-        while True:
-            try:
-                frames = self._now.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return None
-            message = _message(frames)
-            if message is not None:
-                return message
+        return _next(self._now)
 
     async def replay(self, first: int, timeout_s: float) -> AsyncGenerator[Message, None]:
         """Ask for all messages from a number on that the publisher still has.
@@ -133,14 +126,10 @@ class Stream:
             now: zmq.Socket[bytes] = zmq.Socket.shadow(asking)
             now.send_multipart([b"", first.to_bytes(NUMBER_BYTES, "big")])
             while await asking.poll(round(timeout_s * 1000)):
-                with contextlib.suppress(zmq.Again):
-                    while True:
-                        message = _message(now.recv_multipart(zmq.NOBLOCK))
-                        if message is None:
-                            continue
-                        if message.number == END:
-                            return
-                        yield message
+                while (message := _next(now)) is not None:
+                    if message.number == END:
+                        return
+                    yield message
         raise Unreachable(f"{self.source.replay} does not answer")
 
     def close(self) -> None:
@@ -149,8 +138,11 @@ class Stream:
         self._socket.close(linger=0)
 
 
-def _message(frames: list[bytes]) -> Message | None:
-    """Take the number and the payload; None where there is no number."""
-    if len(frames) < 2 or len(frames[-2]) != NUMBER_BYTES:
-        return None
-    return Message(int.from_bytes(frames[-2], "big"), frames[-1])
+def _next(socket: zmq.Socket[bytes]) -> Message | None:
+    """Take the next message that is there; what has no number is none."""
+    with contextlib.suppress(zmq.Again):
+        while True:
+            frames = socket.recv_multipart(zmq.NOBLOCK)
+            if len(frames) >= 2 and len(frames[-2]) == NUMBER_BYTES:
+                return Message(int.from_bytes(frames[-2], "big"), frames[-1])
+    return None

@@ -67,8 +67,6 @@ class Told:
         """Times that messages were missing."""
         self.replays = 0
         """Times that what was published before was asked for."""
-        self.clears = 0
-        """Times that all was dropped: the engine's own clears, and ours."""
         self.unreadable = 0
         """Messages that made no sense."""
         self.trouble = ""
@@ -125,7 +123,6 @@ class Told:
 
     def clear(self, rank: Rank, *, is_whole: bool = True) -> None:
         """Drop all that a publisher told; say whether it is known to hold nothing now."""
-        self.clears += 1
         self._held_by_none(rank.blocks.clear())
         rank.is_whole = is_whole
         if self.member.endpoint is self.endpoint:

@@ -285,7 +285,8 @@ def bars(
     found: dict[str, object] = {}
     for name in only or BARS:
         bar, start = BARS[name], monotonic()
-        findings = watched(console, bar.cases(seed), jobs) if bar.cases(seed) else []
+        cases = bar.cases(seed)
+        findings = watched(console, cases, jobs) if cases else []
         rows = bar.judge(findings)
         console.print(table(bar, rows, monotonic() - start))
         found[name] = {

@@ -100,13 +100,6 @@ class EngineModel:
         """Sum of the context of all that decode."""
         return self._context
 
-    @property
-    def pending_prefill_tokens(self) -> int:
-        """Prompt tokens of queue and prefills not computed yet; what the queue may find in the cache counts
-        too."""
-        started = sum(sequence.target - sequence.computed for sequence in self._prefilling.values())
-        return started + sum(sequence.target for sequence in self._waiting)
-
     def backlog(self) -> list[tuple[int, int, int]]:
         """List what is to prefill, in turn: tokens left, tokens done (or cached, if it waits), output to come."""
         queue = (*self._prefilling.values(), *self._waiting)

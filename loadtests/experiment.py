@@ -1,6 +1,5 @@
 """simulate: policies side by side in virtual time, as a command."""
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from enum import StrEnum
@@ -8,7 +7,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated
 
-import orjson
 import typer
 from pydantic import ValidationError
 from rich import box
@@ -16,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from loadtests.command import NumbersFile, console_beside, write_numbers
 from loadtests.doors import Admission
 from loadtests.logtrace import BrokenLog, own_rate, rows, span_s
 from loadtests.results import Result
@@ -98,7 +97,7 @@ def simulate(
     access_log: Annotated[
         Path | None, typer.Option(help="Write the access log that the gateway would have written, of one policy.")
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the numbers there; - is standard output.")] = None,
+    json: NumbersFile = None,
     processes: Annotated[int, typer.Option(min=1, help="Simulations at once.")] = 2,
 ) -> None:
     """Compare policies on a simulated fleet in virtual time."""
@@ -132,14 +131,10 @@ def simulate(
         for name in policy
         for number in seed
     ]
-    console = Console(stderr=json == Path("-"))
+    console = console_beside(json)
     findings = watched(console, cases, processes)
     if json is not None:
-        document = orjson.dumps(as_json(findings), option=orjson.OPT_INDENT_2) + b"\n"
-        if json == Path("-"):
-            sys.stdout.buffer.write(document)
-        else:
-            json.write_bytes(document)
+        write_numbers(json, as_json(findings))
     doors = "one gateway" if gateways == 1 else f"{gateways} gateways, state {share.value}"
     fleet = wanted.fleet
     console.print(f"[bold]{wanted.name}[/bold]: {wanted.about}; {fleet.endpoints} x {fleet.profile}, {doors}")

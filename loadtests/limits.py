@@ -15,28 +15,24 @@ says nothing of either, and is a failure too.
 import asyncio
 import re
 import secrets
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from typing import Annotated
 
-import orjson
 import typer
-import uvloop
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from gateway.rediswire import LineDown
 from loadtests.bench.processes import cpu_ns
 from loadtests.callers import PER_MINUTE, Caller, Door, Kind, callers, calls_of, hold, warm_up
+from loadtests.command import NumbersFile, console_beside, outcome_of, write_numbers
 from loadtests.replay import note_delays
 from loadtests.report import Spread
 from loadtests.several import Plan, Stand, several
-from loadtests.stand import NotReady, until_stopped
+from loadtests.stand import NotReady
 
 REST_S = 0.05  # without a call: gateways settle at once
 TOLERANCE = 0.02  # of what a tenant may have; and one request, which may come to more than was set aside for it
@@ -284,7 +280,7 @@ def limits(
     port: Annotated[int, typer.Option(help="Of the first gateway; each takes two.")] = 8080,
     engine_port: Annotated[int, typer.Option(help="Of the first engine.")] = 9001,
     redis_port: Annotated[int, typer.Option(help="Of the redis-server that is started.")] = 6390,
-    json: Annotated[Path | None, typer.Option(help="Write the numbers there; - is standard output.")] = None,
+    json: NumbersFile = None,
 ) -> None:
     """Press against limits that gateways share through Redis: how exact they are, and what they cost."""
     plan = Plan(
@@ -296,21 +292,10 @@ def limits(
         redis_timeout_s=redis_timeout,
     )
     people = callers(tenants, f"limits-{secrets.token_hex(4)}", per_minute)
-    console = Console(stderr=json == Path("-"), highlight=False)
-    try:
-        report = uvloop.run(until_stopped(press(plan, people, times, seconds, seed)))
-    except NotReady as error:
-        console.print(str(error), style="red", markup=False)
-        raise typer.Exit(1) from error
-    if report is None:
-        console.print("stopped")
-        raise typer.Exit(1)
+    console = console_beside(json)
+    report = outcome_of(press(plan, people, times, seconds, seed), console)
     if json is not None:
-        data = orjson.dumps(report.document, option=orjson.OPT_INDENT_2) + b"\n"
-        if json == Path("-"):
-            sys.stdout.buffer.write(data)
-        else:
-            json.write_bytes(data)
+        write_numbers(json, report.document)
     console.print(table(report))
     for line in costs(report):
         console.print(line)

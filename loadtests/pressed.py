@@ -12,21 +12,17 @@ The fleet is small so that a machine of two cores keeps real time: mind the colu
 """
 
 import resource
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import isinf
-from pathlib import Path
 from typing import Annotated
 
-import orjson
 import typer
-import uvloop
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from loadtests.bars import OURS, OVERLOADS
+from loadtests.command import NumbersFile, console_beside, outcome_of, write_numbers
 from loadtests.crowd import Crowd, press, tenants_section
 from loadtests.demo import BUSY_S
 from loadtests.doors import Admission
@@ -36,7 +32,7 @@ from loadtests.results import Result
 from loadtests.scenario import Fleet, Scenario, Stage, load
 from loadtests.simulate import Simulation
 from loadtests.sources import source
-from loadtests.stand import NotReady, Plan, stand, until_stopped
+from loadtests.stand import Plan, stand
 from loadtests.workloads import Job
 from policies.tickets import CLASSES
 
@@ -144,10 +140,10 @@ def pressed(
     seed: Annotated[int, typer.Option(help="The same seed makes the same requests, either way.")] = SEED,
     port: Annotated[int, typer.Option(help="Of the gateway; the admin listener takes the next.")] = 8080,
     engine_port: Annotated[int, typer.Option(help="Of the first engine.")] = 9001,
-    json: Annotated[Path | None, typer.Option(help="Write the numbers there; - is standard output.")] = None,
+    json: NumbersFile = None,
 ) -> None:
     """Compare rules of admission over HTTP and in virtual time, in some eleven minutes; a cell over HTTP takes one."""
-    console = Console(stderr=json == Path("-"), highlight=False)
+    console = console_beside(json)
     scenario = load("overload").model_copy(update={"fleet": FLEET})
     most = capacity(scenario, seed)
     stages = {
@@ -170,20 +166,9 @@ def pressed(
                 cells.append(Cell(factor, rule, False, in_virtual_time(scenario, rule, seed, stage)))
         return cells
 
-    try:
-        cells = uvloop.run(until_stopped(all_of_them()))
-    except NotReady as error:
-        console.print(f"[red]{error}[/red]")
-        raise typer.Exit(1) from error
-    if cells is None:
-        console.print("stopped")
-        raise typer.Exit(1)
+    cells = outcome_of(all_of_them(), console)
     if json is not None:
-        data = orjson.dumps({"capacity": most, "cells": as_json(cells)}, option=orjson.OPT_INDENT_2) + b"\n"
-        if json == Path("-"):
-            sys.stdout.buffer.write(data)
-        else:
-            json.write_bytes(data)
+        write_numbers(json, {"capacity": most, "cells": as_json(cells)})
     console.print(table(cells))
     for line in doubts(cells):
         console.print(line)

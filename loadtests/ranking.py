@@ -5,19 +5,15 @@ the same index and books, the same engines as discrete events, no network. Conve
 the same in both.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated
 
-import orjson
 import typer
-import uvloop
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from loadtests.command import NumbersFile, console_beside, outcome_of, write_numbers
 from loadtests.conversations import load_conversations
 from loadtests.drive import Run, Target
 from loadtests.replay import Session, replay, sessions
@@ -25,7 +21,7 @@ from loadtests.report import Spread, Summary
 from loadtests.retold import RetoldSource
 from loadtests.scenario import Fleet, Mooncake, RingKey, Scenario, Stage
 from loadtests.simulate import Simulation
-from loadtests.stand import MAX_CONTEXT_TOKENS, PROFILE, NotReady, Plan, stand, until_stopped
+from loadtests.stand import MAX_CONTEXT_TOKENS, PROFILE, Plan, stand
 from loadtests.vocabulary import small_tokenizer, vocabulary
 
 POLICIES = ("round_robin", "bounded_load", "least_work")
@@ -95,12 +91,12 @@ def rank(
     ] = 1.0,
     port: Annotated[int, typer.Option(help="Of the gateway; the admin listener takes the next.")] = 8080,
     engine_port: Annotated[int, typer.Option(help="Of the first engine.")] = 9001,
-    json: Annotated[Path | None, typer.Option(help="Write the numbers there; - is standard output.")] = None,
+    json: NumbersFile = None,
 ) -> None:
     """Rank policies over HTTP and in virtual time, on the same real conversations."""
     plan = Plan(port=port, engine_port=engine_port, profile=profile, time_scale=time_scale)
     people = sessions(load_conversations(), users, seed)
-    console = Console(stderr=json == Path("-"), highlight=False)
+    console = console_beside(json)
 
     async def all_over_http() -> list[Standing]:
         found = []
@@ -109,14 +105,7 @@ def rank(
             found.append(await over_http(people, plan, name))
         return found
 
-    try:
-        wire = uvloop.run(until_stopped(all_over_http()))
-    except NotReady as error:
-        console.print(f"[red]{error}[/red]")
-        raise typer.Exit(1) from error
-    if wire is None:
-        console.print("stopped")
-        raise typer.Exit(1)
+    wire = outcome_of(all_over_http(), console)
     console.print("in virtual time")
     virtual = [Retelling(people, plan, name, seed).tell() for name in policy]
     if json is not None:
@@ -129,11 +118,7 @@ def rank(
             "virtual": [asdict(standing) for standing in virtual],
             "agree": {name: order(wire, value) == order(virtual, value) for name, value in MEASURES.items()},
         }
-        data = orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n"
-        if json == Path("-"):
-            sys.stdout.buffer.write(data)
-        else:
-            json.write_bytes(data)
+        write_numbers(json, document)
     console.print(table(wire, virtual))
     for name, value in MEASURES.items():
         ours, theirs = order(wire, value), order(virtual, value)

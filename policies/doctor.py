@@ -28,8 +28,8 @@ from xxhash import xxh3_64_intdigest
 
 from policies.findings import SAME_CONTENT, Fault, Finding
 from policies.generations import Generations
-from policies.places import MIN_REQUESTS, Group, Node, Spot, Waste
 from policies.shape import shape_of
+from policies.spots import MIN_REQUESTS, Group, Node, Spot, Waste
 from policies.walk import Walk
 
 MEMORY = 1 << 15  # chains of a generation, and a quarter of that of nodes

@@ -6,7 +6,7 @@
                          suspect -----------------+
     any --drain--> draining (for good: a drained engine that comes back is a new Endpoint)
 
-Who moves it: `gateway/probe.py` tells of health checks, `gateway/fleet.py` of what requests met. Two kinds of bad news
+Who moves it: `gateway/probe.py` tells of health checks, `gateway/lease.py` of what requests met. Two kinds of bad news
 are kept apart: *failures* (refused, reset, 5xx) say that the engine may be broken; *not now* (429, 503 with a
 Retry-After) says that it is well but busy, and only sets a time before which nothing new is sent.
 

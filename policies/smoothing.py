@@ -4,7 +4,8 @@ A burst is one more request within a window than there are endpoints to take the
 would get all the room, whoever sent them; held to the end of the window they are placed in the fair order. A request
 that comes alone is never held.
 
-    holds -> hold: `is_on` until `end`, which is due at `until`, or when `cut` says so: all that may wait are held
+    holds -> the door sets `is_on` and holds whom it may, until the window `is_over`: at `until`, or when it is `cut`;
+             those that are held are placed, and the door sets `is_on` back
 """
 
 from collections import deque

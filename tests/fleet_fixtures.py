@@ -4,7 +4,7 @@ import asyncio
 import json
 import resource
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +18,9 @@ from loadtests.cluster import Cluster
 from loadtests.settings import Settings
 from policies.endpoint import Endpoint, Outstanding
 from policies.health import State
+from tests.until import until
 from tests.wire.house import no_faults, who_calls
 
-PATIENCE_S = 10.0  # for what takes milliseconds on an idle machine
 INTERVAL_S = 0.05  # of health checks: a second, scaled
 FAST = Settings(time_scale=0.0)
 CHAT = "/v1/chat/completions"
@@ -54,15 +54,6 @@ def prompt(text: str, *, tokens: int = 4, stream: bool = False, **fields: object
     """Make the body of a chat request whose answer has so many tokens."""
     messages = [{"role": "user", "content": text}]
     return {"model": "sim", "messages": messages, "stream": stream, "sim": {"output_tokens": tokens}, **fields}
-
-
-async def until(condition: Callable[[], object], what: str, within_s: float = PATIENCE_S) -> None:
-    """Wait for what must come soon."""
-    loop = asyncio.get_running_loop()
-    ends_at = loop.time() + within_s
-    while not condition():
-        assert loop.time() < ends_at, f"still not, after {within_s:g} s: {what}"
-        await asyncio.sleep(0.002)
 
 
 async def leave(tasks: list[asyncio.Task[Any]]) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import yaml
 
-from tests.fleet_fixtures import PATIENCE_S, SECTIONS
+from tests.fleet_fixtures import SECTIONS
+from tests.until import PATIENCE_S
 from tests.wire.house import who_calls
 
 START_S = 30.0  # of patience; what it may take is another matter

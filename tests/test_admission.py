@@ -10,8 +10,9 @@ import pytest
 from loadtests.cluster import Cluster
 from loadtests.settings import Settings
 from policies.health import State
-from tests.fleet_fixtures import CHAT, FAST, House, Reply, before, leave, prompt, until
+from tests.fleet_fixtures import CHAT, FAST, House, Reply, before, leave, prompt
 from tests.fleet_fixtures import house as any_house
+from tests.until import until
 
 house = partial(any_house, policy="least_work")
 

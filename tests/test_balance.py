@@ -12,7 +12,8 @@ from loadtests.settings import Settings
 from policies.catalog import POLICIES
 from policies.endpoint import Outstanding
 from policies.health import State
-from tests.fleet_fixtures import CHAT, INTERVAL_S, House, house, leave, prompt, until
+from tests.fleet_fixtures import CHAT, INTERVAL_S, House, house, leave, prompt
+from tests.until import until
 
 FOR_LONG = Settings(time_scale=1.0)
 """A token every 7 ms: 1,000 of them last."""

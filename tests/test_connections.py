@@ -11,7 +11,8 @@ import pytest
 
 from loadtests.faults import Fault, Kind
 from loadtests.settings import Settings
-from tests.fleet_fixtures import CHAT, SELDOM, House, allow_open_files, house, leave, prompt, until
+from tests.fleet_fixtures import CHAT, SELDOM, House, allow_open_files, house, leave, prompt
+from tests.until import until
 
 STALE_S = 0.03  # a second, scaled
 STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])

@@ -28,10 +28,11 @@ from loadtests.vocabulary import small_tokenizer
 from policies.learned import OutputHabits
 from policies.record import Outcome, RequestRecord
 from policies.request import InferenceRequest
+from tests.until import until
 from tests.wire.client import CHAT, RawClient, call, chat
 from tests.wire.engine import EVENTS_HEAD, ScriptedEngine, chunk, says, streams, whole
 from tests.wire.engine import Call as Asked
-from tests.wire.house import serving, until
+from tests.wire.house import serving
 from tests.wire.sse import DONE, ROLE, STREAM, USAGE, WITH_USAGE, token
 
 MADE = 60

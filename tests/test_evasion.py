@@ -11,9 +11,9 @@ from gateway.routes import ENGINE_ROUTES
 from policies.learned import PromptHabits
 from tests.budgeted import DAY, KEY, PLAIN, RESPONSES, accounted, budgeted, spent
 from tests.redis_server import RedisServer
+from tests.until import until
 from tests.wire.client import CHAT, RawClient, call, chat, get, request
 from tests.wire.engine import EVENTS_HEAD, Call, Script, chunk, says, streams, whole
-from tests.wire.house import until
 
 
 def event(kind: str, **response: Any) -> bytes:

@@ -10,7 +10,8 @@ from loadtests.cluster import Cluster
 from loadtests.faults import Fault, Kind
 from loadtests.settings import Settings
 from policies.health import State
-from tests.fleet_fixtures import FAST, INTERVAL_S, House, before, house, until
+from tests.fleet_fixtures import FAST, INTERVAL_S, House, before, house
+from tests.until import until
 
 DEADLINE_S = 2.0  # of C4, C5 and C8, in real time though health checks are twenty times as often
 

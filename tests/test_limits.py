@@ -19,7 +19,8 @@ from loadtests.vocabulary import small_tokenizer
 from policies.ledger import Allowance
 from policies.quotas import Quota
 from policies.tariff import NANO
-from tests.fleet_fixtures import CHAT, FAST, House, Reply, before, house, leave, prompt, until
+from tests.fleet_fixtures import CHAT, FAST, House, Reply, before, house, leave, prompt
+from tests.until import until
 
 SLOW = Settings(time_scale=1.0)
 

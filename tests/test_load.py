@@ -20,9 +20,10 @@ from loadtests.cluster import Cluster
 from loadtests.faults import Fault, Kind
 from loadtests.settings import Settings
 from policies.health import State
-from tests.fleet_fixtures import CHAT, FAST, allow_open_files, house, prompt, until
+from tests.fleet_fixtures import CHAT, FAST, allow_open_files, house, prompt
 from tests.gateway_process import GatewayProcess
 from tests.test_process import MB, ask, client_of, make_it_fail_now_and_then, many
+from tests.until import until
 
 STEP_S = 0.007  # of the simulated engine, for a token
 MINUTE_S = 60.0

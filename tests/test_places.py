@@ -4,9 +4,10 @@ import asyncio
 from functools import partial
 
 from loadtests.faults import Fault, Kind
-from tests.fleet_fixtures import House, Reply, leave, until
+from tests.fleet_fixtures import House, Reply, leave
 from tests.fleet_fixtures import house as any_house
 from tests.test_admission import SLOW, door
+from tests.until import until
 
 house = partial(any_house, policy="least_work")
 

@@ -21,9 +21,10 @@ from gateway.logs import Discreet
 from loadtests.cluster import Cluster
 from loadtests.faults import Fault, Kind
 from loadtests.settings import Settings
+from tests.until import until
 from tests.wire.client import CHAT, Headers, RawClient, call, chat, get, request
 from tests.wire.engine import EVENTS_HEAD, Call, Script, ScriptedEngine, chunk, says, whole
-from tests.wire.house import asked, serving, until
+from tests.wire.house import asked, serving
 
 KEY = "sk-4f1dThisIsTheKey9c"
 PROMPT = "Zanzibarian tourmaline"

@@ -19,8 +19,9 @@ from gateway.cli import app as kvlane
 from loadtests.cluster import Cluster
 from loadtests.faults import Fault, Kind
 from loadtests.settings import Settings
-from tests.fleet_fixtures import CHAT, FAST, PATIENCE_S, prompt, until
+from tests.fleet_fixtures import CHAT, FAST, prompt
 from tests.gateway_process import LISTENS, GatewayProcess, command, run
+from tests.until import PATIENCE_S, until
 
 MB = 1_000_000
 MIB = 1 << 20

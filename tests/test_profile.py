@@ -21,8 +21,9 @@ from loadtests.settings import Settings
 from loadtests.simulate import Simulation
 from loadtests.traces import Row, azure, mooncake
 from tests.gateway_process import GatewayProcess
-from tests.wire.client import PATIENCE_S, call, get
-from tests.wire.house import serving, until
+from tests.until import PATIENCE_S, until
+from tests.wire.client import call, get
+from tests.wire.house import serving
 
 
 def replayed(name: str, rows: Sequence[Row], endpoints: int) -> Profile:

@@ -10,8 +10,9 @@ from gateway.app import Gateway
 from loadtests.cluster import Cluster
 from loadtests.server import SimulatedEngine
 from loadtests.settings import Settings
+from tests.until import until
 from tests.wire.client import Answer, call, events, get
-from tests.wire.house import asked, metric, no_generation, ready_endpoints, serving, tenant, until
+from tests.wire.house import asked, metric, no_generation, ready_endpoints, serving, tenant
 
 ROUTE = "/v1/responses"
 TENANTS = [tenant("a"), tenant("b")]

@@ -10,7 +10,8 @@ import pytest
 from loadtests.faults import Fault, Kind
 from loadtests.settings import Settings
 from policies.health import State
-from tests.fleet_fixtures import FAST, SELDOM, House, Reply, house, leave, until
+from tests.fleet_fixtures import FAST, SELDOM, House, Reply, house, leave
+from tests.until import until
 
 STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
 PATIENT = {"floor": 1000}

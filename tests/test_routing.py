@@ -16,8 +16,9 @@ from loadtests.settings import Settings
 from loadtests.tokens import WORDS
 from policies import forecast
 from policies.health import State
-from tests.fleet_fixtures import CHAT, FAST, House, Reply, before, leave, prompt, until
+from tests.fleet_fixtures import CHAT, FAST, House, Reply, before, leave, prompt
 from tests.fleet_fixtures import house as any_house
+from tests.until import until
 
 FOR_LONG = Settings(time_scale=1.0)
 """A token every 7 ms: 1,000 of them last."""

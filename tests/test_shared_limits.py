@@ -14,10 +14,11 @@ import pytest
 from gateway.sharedledger import SharedLedger
 from loadtests.cluster import Cluster
 from loadtests.settings import Settings
-from tests.fleet_fixtures import CHAT, FAST, House, before, leave, prompt, until
+from tests.fleet_fixtures import CHAT, FAST, House, before, leave, prompt
 from tests.gateway_process import GatewayProcess
 from tests.redis_server import RedisServer
 from tests.test_limits import ask, error, left, tenant
+from tests.until import until
 
 SLOW = Settings(time_scale=1.0)
 RETRY_S = 2.0  # within so long a line that was down is up again

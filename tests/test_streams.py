@@ -13,9 +13,10 @@ from loadtests.cluster import Cluster
 from loadtests.faults import Fault, Kind
 from loadtests.server import SimulatedEngine
 from loadtests.settings import Settings
+from tests.until import until
 from tests.wire.client import CHAT, RawClient, call, chat, errors, events, request
 from tests.wire.engine import EVENTS_HEAD, Call, ScriptedEngine, chunk, streams
-from tests.wire.house import asked, metric, serving, until
+from tests.wire.house import asked, metric, serving
 from tests.wire.sse import DONE, ROLE, STREAM, USAGE, WITH_USAGE, text_of, token
 
 WORDS = (

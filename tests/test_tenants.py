@@ -23,8 +23,9 @@ from gateway.sources import DOCUMENTS, VERSION
 from gateway.tenancy import TenantConfig
 from loadtests.server import SimulatedEngine
 from tests.redis_server import RedisServer
+from tests.until import until
 from tests.wire.client import CHAT, call, get
-from tests.wire.house import metric, no_faults, ready_endpoints, serving, tenant, until
+from tests.wire.house import metric, no_faults, ready_endpoints, serving, tenant
 
 REVOKED_WITHIN_S = 2.0
 CLIENTS = 4  # of each gateway and key

@@ -20,8 +20,9 @@ from opentelemetry.trace import SpanKind, StatusCode, format_span_id, format_tra
 from loadtests.faults import Fault, Kind
 from loadtests.server import SimulatedEngine
 from loadtests.settings import Settings
-from tests.fleet_fixtures import CHAT, FAST, House, house, leave, prompt, until
+from tests.fleet_fixtures import CHAT, FAST, House, house, leave, prompt
 from tests.otlp import attributes_of, backend, lineage
+from tests.until import until
 from tests.wire.house import asked
 
 ROOT = Path(__file__).parent.parent

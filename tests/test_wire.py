@@ -12,9 +12,10 @@ from loadtests.cluster import Cluster
 from loadtests.faults import Fault, Kind
 from loadtests.server import SimulatedEngine
 from loadtests.settings import Settings
+from tests.until import until
 from tests.wire.client import CHAT, RawClient, call, chat, events, get
 from tests.wire.engine import ScriptedEngine, says, whole
-from tests.wire.house import asked, metric, serving, tenant, until
+from tests.wire.house import asked, metric, serving, tenant
 
 ODD = (
     b'{ "model":"sim",\t"model" : "sim",\r\n"messages":[{"role":"user","content":"na\\u00efve \xf0\x9f\x9b\xa4 \\/"}] ,'

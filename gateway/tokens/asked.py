@@ -92,7 +92,7 @@ class EngineReader:
             system_key, opening_key = keys_of(talk, root)
             prefix = await hash_ids(root, found, unit_tokens)
             return Reading(len(found), prefix, unit_tokens, system_key, opening_key, talk.is_whole)
-        texts = texts_of(route, document)
+        texts = texts_of(document)
         if not 0 < len(texts) <= MAX_PROMPTS:
             return None
         has_affixes = document.get("add_special_tokens", True) is not False

@@ -121,7 +121,7 @@ class TokenReader:
         if talk is not None:
             reading = await self._read_talk(talk, root, unit_tokens, size_tokens)
             return None if reading is None else _truncated(reading, document)
-        texts = texts_of(route, document)
+        texts = texts_of(document)
         has_affixes = document.get("add_special_tokens", True) is not False
         if not 0 < len(texts) <= MAX_TEXTS:
             return None

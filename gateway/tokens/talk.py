@@ -151,7 +151,7 @@ def keys_of(talk: Talk, root: BlockHash) -> tuple[BlockHash | None, BlockHash | 
         raise OddBody("nested too deeply") from error
 
 
-def texts_of(route: Route, document: dict[str, Any]) -> list[str]:
+def texts_of(document: dict[str, Any]) -> list[str]:
     """Give the texts that a body without a conversation has tokenized, first one first.
 
     Raises:

@@ -13,9 +13,10 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from loadtests.cluster import Cluster
 from loadtests.faults import Fault, Kind
 from tests.collector.rotel import LOOK_EVERY_S, PATIENCE_S, Rotel
-from tests.fleet_fixtures import FAST, until
+from tests.fleet_fixtures import FAST
 from tests.gateway_process import GatewayProcess
 from tests.otlp import Backend, attributes_of, backend, lineage
+from tests.until import until
 from tests.wire.client import CHAT, Answer, call, chat, get
 from tests.wire.house import asked
 

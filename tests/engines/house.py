@@ -1,8 +1,8 @@
 """before: the real gateway before real engines; and what an answer says, whoever gave it and when."""
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import orjson
@@ -10,7 +10,8 @@ import orjson
 from gateway.app import Gateway, running
 from gateway.config import build
 from policies.endpoint import Endpoint
-from tests.engines.real import NAME, PATIENCE_S, TICK_S, RealEngine
+from tests.engines.real import NAME, PATIENCE_S, RealEngine
+from tests.until import until as soon
 from tests.wire.client import Answer, call, events
 from tests.wire.house import is_quiet, metric, no_faults, ready_endpoints, standing, who_calls
 
@@ -26,15 +27,7 @@ WITH_USAGE = ("timings", "system_fingerprint")
 A client that did not ask loses them with the usage that the gateway asked for itself."""
 
 
-async def until(
-    condition: Callable[[], object], what: Callable[[], object] = lambda: "", within_s: float = PATIENCE_S
-) -> None:
-    """Wait until something holds; `what` says how things stand if it never does."""
-    loop = asyncio.get_running_loop()
-    ends_at = loop.time() + within_s
-    while not condition():
-        assert loop.time() < ends_at, f"still not so after {within_s:g} s: {what()}"
-        await asyncio.sleep(TICK_S)
+until = partial(soon, within_s=PATIENCE_S)
 
 
 @contextlib.asynccontextmanager

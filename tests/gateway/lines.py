@@ -10,7 +10,7 @@ import pytest
 
 from gateway.redisline import Line, Servers
 from gateway.rediswire import LineDown, Script
-from tests.fleet_fixtures import PATIENCE_S, until
+from tests.until import PATIENCE_S, until
 
 RETRY_S = 0.02  # 0.5 s, scaled
 ECHO = Script("return {KEYS[1], ARGV[1], 42}")

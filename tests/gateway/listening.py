@@ -19,7 +19,7 @@ from policies.index import PrefixIndex
 from policies.prefix import block_hashes, root_of
 from policies.request import BlockHash
 from policies.spread import RoundRobin
-from tests.fleet_fixtures import until
+from tests.until import until
 
 PROMPTS = [tuple(range(1000 * at, 1000 * at + 256)) for at in range(1, 9)]
 MODEL = "m"

@@ -11,6 +11,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from tests.until import PATIENCE_S
+
 END = b"\xff" * 8
 BEFORE = 1795966402.0  # engines' clocks
 
@@ -71,7 +73,7 @@ class Publisher:
         self._open()
 
     def _open(self) -> None:
-        self._publisher = self._context.socket(zmq.PUB)
+        self._publisher = self._context.socket(zmq.XPUB)  # a PUB that also says who listens
         self._publisher.setsockopt(zmq.LINGER, 0)
         self._publisher.setsockopt(zmq.SNDHWM, 100_000)
         (self._publisher.connect if self._connects else self._publisher.bind)(self.address)
@@ -83,6 +85,10 @@ class Publisher:
             self._router.setsockopt(zmq.SNDHWM, 100_000)
             self._router.bind(self.replay)
             self._task = asyncio.create_task(self._answer())
+
+    async def is_heard(self) -> None:
+        """Wait until somebody has subscribed: who is connected has not yet, and what is published then is lost."""
+        assert await asyncio.wait_for(self._publisher.recv(), PATIENCE_S) == b"\x01"
 
     def publish(self, *entries: object, is_lost: bool = False, is_kept: bool = True) -> None:
         """Publish a batch; one that is lost reaches nobody, one that is not kept is not replayed."""

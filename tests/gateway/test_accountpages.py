@@ -26,8 +26,9 @@ from policies.accounts import DAY_S
 from policies.record import Outcome
 from policies.statement import Row, Usage
 from policies.tariff import Tariff
-from tests.fleet_fixtures import CHAT, House, house, leave, prompt, until
+from tests.fleet_fixtures import CHAT, House, house, leave, prompt
 from tests.policies.test_accounts import NOON, SERVED
+from tests.until import until
 
 TODAY = date(2027, 1, 31)
 HASH = hashlib.sha256(b"kvl-secret").hexdigest()

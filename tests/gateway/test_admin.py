@@ -8,7 +8,8 @@ import pytest
 from loadtests.faults import Fault, Kind
 from loadtests.settings import Settings
 from policies.health import State
-from tests.fleet_fixtures import House, house, leave, until
+from tests.fleet_fixtures import House, house, leave
+from tests.until import until
 
 
 async def endpoints(whole: House) -> list[dict[str, Any]]:

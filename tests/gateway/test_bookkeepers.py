@@ -17,7 +17,8 @@ from gateway.tracing import Tracing
 from loadtests.cluster import Cluster
 from policies.fingerprint import Fingerprinter
 from policies.record import RequestRecord
-from tests.fleet_fixtures import CHAT, FAST, PATIENCE_S, config, prompt, until
+from tests.fleet_fixtures import CHAT, FAST, config, prompt
+from tests.until import PATIENCE_S, until
 from tests.wire.client import call
 
 

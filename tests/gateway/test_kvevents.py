@@ -13,10 +13,10 @@ from aiohttp import web
 
 from gateway.config import Kind
 from policies.index import SPECULATIVE_S
-from tests.fleet_fixtures import until
 from tests.gateway.listening import PROMPTS, Listening, chain, listening
 from tests.gateway.publisher import CLEARED, Publisher, removed, stored
 from tests.ports import free_port
+from tests.until import until
 
 ONE, TWO, THREE = PROMPTS[:3]
 
@@ -40,6 +40,7 @@ async def both(addresses: tuple[str, str], **more: Any) -> AsyncIterator[tuple[L
         Publisher(*addresses, **more) as publisher,
         listening(kv_events=addresses[0], kv_replay=addresses[1]) as whole,
     ):
+        await publisher.is_heard()
         await whole.is_followed()
         yield whole, publisher
 
@@ -199,6 +200,7 @@ async def test_without_replay_events_and_dispatches_count_side_by_side(addresses
         publisher.number = 7
         async with listening(kv_events=addresses[0]) as whole:
             whole.index.learn(whole.member.endpoint, chain(TWO), 0.0)
+            await publisher.is_heard()
             await until(lambda: whole.told.replays, "connected")
             publisher.publish(stored(ONE))
             await whole.comes_to_hold(4, 4)
@@ -213,6 +215,7 @@ async def test_a_replay_that_does_not_answer_is_none(addresses: tuple[str, str])
     async with Publisher(addresses[0], None) as publisher:
         publisher.number = 7
         async with listening(kv_events=addresses[0], kv_replay=addresses[1]) as whole:
+            await publisher.is_heard()
             await until(lambda: whole.told.replays, "connected")
             publisher.publish(stored(ONE))
             await whole.comes_to_hold(4)
@@ -221,6 +224,7 @@ async def test_a_replay_that_does_not_answer_is_none(addresses: tuple[str, str])
 
 async def test_without_replay_the_first_message_of_all_tells_all(addresses: tuple[str, str]) -> None:
     async with Publisher(addresses[0], None) as publisher, listening(kv_events=addresses[0]) as whole:
+        await publisher.is_heard()
         await until(lambda: whole.told.replays, "connected")
         publisher.publish(stored(ONE))
         await whole.is_followed()
@@ -453,6 +457,7 @@ async def test_an_engine_that_does_not_answer_is_asked_again_soon(
         for _ in range(100):
             await asyncio.sleep(0)
         async with pages(port=port, kv_event_sources={"0": rank}):
+            await publisher.is_heard()
             await until(lambda: whole.told.replays, "connected")
             publisher.publish(stored(ONE))
             await whole.is_followed()

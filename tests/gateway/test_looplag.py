@@ -4,7 +4,7 @@ import asyncio
 
 from gateway.instruments import Distribution
 from gateway.looplag import LoopLag
-from tests.fleet_fixtures import until
+from tests.until import until
 
 EVERY_S = 0.001
 

@@ -19,9 +19,10 @@ from loadtests.faults import Fault, Kind
 from policies.health import State
 from policies.record import Outcome, RequestRecord
 from policies.scaling import FEW
-from tests.fleet_fixtures import CHAT, House, house, prompt, until
+from tests.fleet_fixtures import CHAT, House, house, prompt
 from tests.policies.test_record import RECORD
 from tests.redis_server import RedisServer
+from tests.until import until
 
 STREAM = replace(RECORD, is_stream=True, ttft_s=0.3, tpot_s=0.02)
 

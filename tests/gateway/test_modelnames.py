@@ -13,8 +13,9 @@ from gateway.cli import app as kvlane
 from gateway.modelnames import MAX_TOLD, worded
 from loadtests.server import SimulatedEngine
 from tests.fleet_fixtures import house
+from tests.until import until
 from tests.wire.client import get
-from tests.wire.house import serving, tenant, until
+from tests.wire.house import serving, tenant
 
 MODELS = [{"name": "later", "aliases": ["soon"]}]
 TENANTS = [

@@ -12,7 +12,8 @@ from loadtests.faults import Fault, Kind
 from loadtests.settings import Settings
 from policies.endpoint import EngineReport
 from policies.health import State
-from tests.fleet_fixtures import FAST, INTERVAL_S, House, before, house, leave, until
+from tests.fleet_fixtures import FAST, INTERVAL_S, House, before, house, leave
+from tests.until import until
 
 MODELS = ("/v1/models",)
 METRICS = ("/metrics",)

@@ -6,8 +6,9 @@ import pytest
 
 from gateway.app import Gateway, StartError
 from loadtests.faults import Fault, Kind
-from tests.fleet_fixtures import CHAT, config, house, prompt, until
+from tests.fleet_fixtures import CHAT, config, house, prompt
 from tests.gateway_process import run
+from tests.until import until
 
 TOKENIZER = Path(__file__).parent.parent.parent / "loadtests" / "data" / "tokenizer"
 QUICK = "anonymous: {}\npools: [{endpoints: [{url: 'http://h:1'}]}]\n"

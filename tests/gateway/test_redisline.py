@@ -10,9 +10,9 @@ import pytest
 
 from gateway.redisline import Line
 from gateway.rediswire import Refused
-from tests.fleet_fixtures import PATIENCE_S, until
 from tests.gateway.lines import COUNT, ECHO, is_failing, is_resuming, is_up, open_line, settled
 from tests.redis_server import RedisServer, serving
+from tests.until import PATIENCE_S, until
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import pytest
 import redis.crc
 
 from gateway.redisline import Line, Servers, slot_of
-from tests.fleet_fixtures import until
 from tests.gateway.lines import COUNT, is_failing, is_up, open_line
 from tests.ports import free_port
 from tests.redis_server import SERVICE, RedisServer, clustered, is_whole, serving, wait_until, watched
+from tests.until import until
 
 
 @pytest.fixture

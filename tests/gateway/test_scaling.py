@@ -9,8 +9,9 @@ from gateway.config import ConfigError
 from loadtests.settings import Settings
 from policies.record import RequestRecord
 from policies.scaling import FEW
-from tests.fleet_fixtures import PATIENCE_S, House, config, house, leave, until
+from tests.fleet_fixtures import House, config, house, leave
 from tests.policies.test_record import RECORD
+from tests.until import PATIENCE_S, until
 
 STREAM = replace(RECORD, is_stream=True, pool="default", ttft_s=0.3, tpot_s=0.02)
 

@@ -28,7 +28,7 @@ from gateway.sources import (
     tenants_file,
 )
 from tests.redis_server import PATIENCE_S, RedisServer
-from tests.wire.house import until
+from tests.until import until
 
 DIGEST = "0" * 64
 A = f"tenants: [{{name: a, key_sha256: ['{DIGEST}']}}]\n"

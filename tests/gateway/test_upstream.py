@@ -24,7 +24,7 @@ from gateway.connection import (
     UpstreamError,
 )
 from gateway.upstream import EngineConnections, Upstream
-from tests.fleet_fixtures import until
+from tests.until import until
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 LENGTH = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"

@@ -16,10 +16,11 @@ from gateway.usageredis import PREFIX, UsageInRedis
 from gateway.usagestore import Batch, StoreError
 from policies.accounts import DAY_S, Sums
 from policies.health import State
-from tests.fleet_fixtures import before, house, until
+from tests.fleet_fixtures import before, house
 from tests.gateway.test_accounts import NEXT_DAY, keeper, kept_in, note, served
 from tests.policies.test_accounts import DAY, NOON
 from tests.redis_server import RedisServer, clustered
+from tests.until import until
 
 
 @pytest.fixture(autouse=True)

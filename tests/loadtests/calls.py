@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -49,13 +48,6 @@ def text(data: bytes) -> str:
     """Join the content of a chat stream."""
     deltas = [choice["delta"] for event in events(data) if event != "[DONE]" for choice in event["choices"]]
     return "".join(delta.get("content") or "" for delta in deltas)
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    """Wait until something is so."""
-    async with asyncio.timeout(5):
-        while not is_so():  # noqa: ASYNC110 - engines have no event for everything
-            await asyncio.sleep(0.001)
 
 
 async def raw(engine: SimulatedEngine, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -8,7 +8,8 @@ import pytest
 
 from loadtests.cluster import Cluster
 from loadtests.settings import Settings
-from tests.loadtests.calls import chat, events, post, raw, raw_chat, stream, streamed, until
+from tests.loadtests.calls import chat, events, post, raw, raw_chat, stream, streamed
+from tests.until import until
 
 CHAT = "/v1/chat/completions"
 LONG = streamed(max_tokens=10_000)

@@ -22,8 +22,8 @@ from loadtests.server import SimulatedEngine
 from loadtests.settings import Settings
 from loadtests.tokens import cut
 from loadtests.traffic import Mix, Traffic, arrivals
-from tests.loadtests.calls import until
 from tests.ports import free_port
+from tests.until import until
 
 MIX = Mix(system_prompts=2, system_tokens=200, turn_tokens=20, output_tokens=5)
 SIM = Path(sys.executable).with_name("kvlane-sim")

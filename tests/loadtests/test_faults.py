@@ -11,7 +11,8 @@ import pytest
 from loadtests.faults import Fault, Faults, Kind
 from loadtests.server import SimulatedEngine
 from loadtests.settings import Settings
-from tests.loadtests.calls import Json, chat, events, post, raw, raw_chat, stream, streamed, text, until
+from tests.loadtests.calls import Json, chat, events, post, raw, raw_chat, stream, streamed, text
+from tests.until import until
 
 CHAT = "/v1/chat/completions"
 

@@ -20,10 +20,11 @@ from loadtests.limits import Cost, Group, Report, costs, table
 from loadtests.report import Spread
 from loadtests.several import Stand, binary
 from loadtests.stand import NotReady
-from tests.fleet_fixtures import FAST, before, until
+from tests.fleet_fixtures import FAST, before
 from tests.ports import are_free, free_ports
 from tests.redis_server import RedisServer
 from tests.test_limits import ask, tenant
+from tests.until import until
 
 GATEWAYS, TENANTS, SECONDS = 2, 8, 3
 BURST = PER_MINUTE * BURST_S // 60

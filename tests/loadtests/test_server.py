@@ -9,7 +9,8 @@ import pytest
 
 from loadtests.server import SimulatedEngine
 from loadtests.settings import Settings
-from tests.loadtests.calls import chat, events, post, raw, raw_chat, stream, streamed, text, until
+from tests.loadtests.calls import chat, events, post, raw, raw_chat, stream, streamed, text
+from tests.until import until
 
 SLOW = Settings(time_scale=1.0)
 LONG = "word " * 400

@@ -7,8 +7,8 @@ import pytest
 
 from policies.doctor import MAX_GROUPS, Doctor
 from policies.findings import Fault, Finding
-from policies.places import MAX_SPOTS, MAX_VALUES, Group, Node
 from policies.shape import Segment, shape_of
+from policies.spots import MAX_SPOTS, MAX_VALUES, Group, Node
 
 BODY = [f"400.body{n}" for n in range(5)]
 """Five lines of a hundred tokens each, the same in all prompts."""

@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 
 import orjson
 
-PATIENCE_S = 10.0  # for anything at all: a test that hangs is a test that fails
+from tests.until import PATIENCE_S
+
 RST_ON_CLOSE = struct.pack("ii", 1, 0)
 CHAT = "/v1/chat/completions"
 

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Self, TypeAlias
 
-from tests.wire.client import PATIENCE_S, RST_ON_CLOSE
+from tests.until import PATIENCE_S
+from tests.wire.client import RST_ON_CLOSE
 
 EVENTS_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 EMPTY = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"

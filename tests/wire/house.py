@@ -5,7 +5,7 @@ import contextlib
 import hashlib
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,20 +15,8 @@ from gateway.config import build
 from loadtests.cluster import Cluster
 from loadtests.server import SimulatedEngine
 from loadtests.settings import Seen
+from tests.until import until
 from tests.wire.client import get
-
-PATIENCE_S = 10.0  # for anything at all, on a busy machine
-TICK_S = 0.002
-
-
-async def until(condition: Callable[[], object], what: Callable[[], object] = lambda: "") -> None:
-    """Wait until something holds; `what` says how things stand if it never does."""
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():  # noqa: ASYNC110  # others set it, without an event to wait for
-                await asyncio.sleep(TICK_S)
-    except TimeoutError:
-        raise AssertionError(f"still not so after {PATIENCE_S:g} s: {what()}") from None
 
 
 @contextlib.asynccontextmanager

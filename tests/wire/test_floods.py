@@ -17,7 +17,7 @@ from gateway.routes import Shape
 from gateway.sse import MAX_SOUGHT_EVENTS, EventReader
 from gateway.unpack import MAX_EXPANDED_BYTES, BadPacking, Unpacker
 from policies.health import State
-from tests.fleet_fixtures import until
+from tests.until import until
 from tests.wire.client import CHAT, call, chat
 from tests.wire.engine import EVENTS_HEAD, Call, ScriptedEngine, chunk, says, whole
 from tests.wire.house import serving

@@ -14,9 +14,10 @@ from loadtests.cluster import Cluster
 from loadtests.faults import Fault, Kind
 from loadtests.server import SimulatedEngine
 from loadtests.settings import Settings
+from tests.until import until
 from tests.wire.client import CHAT, RawClient, call, chat, request
 from tests.wire.engine import EVENTS_HEAD, Call, ScriptedEngine, chunk
-from tests.wire.house import asked, metric, ready_endpoints, serving, until
+from tests.wire.house import asked, metric, ready_endpoints, serving
 from tests.wire.sse import STREAM, token
 
 NOTICE_S = 0.2  # the contract's bound for the engine to see the close
