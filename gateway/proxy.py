@@ -38,7 +38,7 @@ from gateway.failures import failure_of
 from gateway.fleet import Fleet
 from gateway.gate import Admitted, Gate
 from gateway.headers import EVENT_STREAM_LINES, bearer_key, lines_to_client, sane_request_id
-from gateway.hops import Hop
+from gateway.hops import FIRST_TOKEN, LIMIT, QUEUE, RECEIVE, SETTLE, STREAM
 from gateway.intake import Intake
 from gateway.lease import Lease
 from gateway.limiter import Limiter
@@ -178,7 +178,7 @@ class Proxy:
             return client.reply(200, JSON + own_lines(trace), self._models.answer(path, tenant))
         check_method(request.method, ("POST",) if stored is None else STORED_RESPONSE_METHODS[stored["rest"]])
         check_length(request, self._listen.max_body_bytes)
-        trace.begin(Hop.RECEIVE)
+        trace.begin(RECEIVE)
         client.go_on()
         body = await read_body(request, self._listen.max_body_bytes, self._listen.body_timeout_s)
         if stored is not None:
@@ -218,7 +218,7 @@ class Proxy:
     ) -> StreamResponse:
         """Try endpoint after endpoint until one serves; the holder of what is needed, if there is one, and no other."""
         tried: set[Endpoint] = set()
-        trace.begin(Hop.QUEUE)
+        trace.begin(QUEUE)
         self._tracing.explain(trace.hops, exchange.inference, standing, tried)
         came_at = self._clock()
         try:
@@ -243,7 +243,7 @@ class Proxy:
                     self._metrics.retries_denied.add(())
                     return self._give_up(failure, client, trace)
                 self._metrics.retries.add((failure.kind,))
-                trace.begin(Hop.QUEUE)
+                trace.begin(QUEUE)
                 self._tracing.explain(trace.hops, exchange.inference, standing, tried)
                 try:
                     with self._pings(exchange, client, trace):
@@ -309,7 +309,7 @@ class Proxy:
         if exchange.tenant.kvlane_headers:
             lines += kvlane_lines(trace, self._own_tokens(exchange))
         trace.is_stream = is_stream
-        trace.begin(Hop.FIRST_TOKEN if is_stream else Hop.STREAM)
+        trace.begin(FIRST_TOKEN if is_stream else STREAM)
         exchange.body = b""  # a long stream must not keep a long prompt in memory
         try:
             answer.deliver(client, lines, self._timeouts.idle_s)
@@ -376,7 +376,7 @@ class Proxy:
 
     async def _reserve(self, exchange: Exchange, model: str, trace: Trace) -> None:
         """Reserve what a request may come to; `_settle` says what it came to, whatever happens."""
-        trace.begin(Hop.LIMIT)
+        trace.begin(LIMIT)
         tenant = exchange.tenant
         if not self._limiter.quotas_of(tenant, model):
             return
@@ -393,5 +393,5 @@ class Proxy:
         trace.status = client.status
         if trace.outcome is Outcome.DISCONNECTED and client.status and not trace.has_left:
             trace.outcome = outcome_of(client.status)
-        trace.begin(Hop.SETTLE)
+        trace.begin(SETTLE)
         self._books.close(trace)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from gateway.hops import Hop, Hops
+from gateway.hops import SETTLE, STREAM, Hop, Hops
 from gateway.usage import Usage
 from policies.fingerprint import Fingerprinter
 from policies.policy import Choice, Reason
@@ -105,8 +105,8 @@ class Trace:
         self.first_token_at, self.last_byte_at = first_token_at, last_byte_at
         if self.hops is not None:
             if first_token_at is not None:
-                self.hops.begin(Hop.STREAM, first_token_at)
-            self.hops.begin(Hop.SETTLE)
+                self.hops.begin(STREAM, first_token_at)
+            self.hops.begin(SETTLE)
 
     def ended(self) -> None:
         """Call `on_end`, once; what it holds is let go of."""

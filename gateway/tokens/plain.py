@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 from xxhash import xxh3_64_intdigest
 
-from gateway.routes import Route, Shape
+from gateway.routes import COMPLETION, OTHER, RESPONSES, Route
 from gateway.tokens import BYTES_PER_TOKEN, MAX_DEPTH, MAX_VALUES, Reading
 from gateway.tokens.encoding import LARGE_BYTES, Turnstile
 from gateway.tokens.media import IMAGE_TOKENS, MAX_MEDIA, content_of, is_media
@@ -93,7 +93,7 @@ class _Layout:
                 self._put(document[name], 0)
                 self.system_pieces = len(self.pieces)
         messages = document.get("messages")
-        if route.shape is Shape.RESPONSES and messages is None:
+        if route.shape is RESPONSES and messages is None:
             given = document.get("input")
             messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
         if isinstance(messages, list):
@@ -210,7 +210,7 @@ async def hash_ids(root: BlockHash, ids: "array[int]", unit_tokens: int) -> tupl
 
 def ids_prompts(route: Route, document: dict[str, Any]) -> Sequence[Sequence[int]] | None:
     """Give prompts that came as token ids: `[int]` or `[[int]]`; None for others."""
-    if route.shape not in (Shape.COMPLETION, Shape.OTHER):
+    if route.shape not in (COMPLETION, OTHER):
         return None
     prompts = document.get("prompt", document.get("input"))
     if not isinstance(prompts, list) or not prompts:
