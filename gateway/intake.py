@@ -160,4 +160,8 @@ class Intake:
 
 def _is_answered(turns: object) -> bool:
     """Whether a conversation holds an answer."""
-    return isinstance(turns, list) and any(isinstance(turn, dict) and turn.get("role") == "assistant" for turn in turns)
+    if isinstance(turns, list):
+        for turn in turns:
+            if isinstance(turn, dict) and turn.get("role") == "assistant":
+                return True
+    return False

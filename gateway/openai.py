@@ -169,8 +169,11 @@ def _checked_model(model: object) -> str:
 
 def _max_tokens(route: Route, document: dict[str, Any]) -> int | None:
     """Give the most that is allowed; of two that are set, the larger: engines differ in which they take."""
-    found = [_count(document[name]) for name in _LIMITS_OUTPUT.get(route.shape, ()) if name in document]
-    return max((value for value in found if value is not None), default=None)
+    most = None
+    for name in _LIMITS_OUTPUT.get(route.shape, ()):
+        if name in document and (value := _count(document[name])) is not None and (most is None or value > most):
+            most = value
+    return most
 
 
 def _choices(route: Route, document: dict[str, Any]) -> int:

@@ -171,7 +171,7 @@ class Proxy:
         trace.route = route.path if route is not None else STORED_ROUTE.path if stored else MODELS_PATH
         tenant = self._tenants.identify(bearer_key(request.headers), time.time())
         trace.tenant = tenant.name
-        self.in_flight[tenant.name] += 1
+        self.in_flight[tenant.name] = self.in_flight.get(tenant.name, 0) + 1
         if is_models:
             check_method(request.method, ("GET", "HEAD"))
             trace.outcome = Outcome.OK
@@ -273,7 +273,7 @@ class Proxy:
         trace.tried(lease.choice, lease.member.pool.name, lease.member.kind, self._clock())
         if exchange.call.is_background:  # until its engine says what it is called: only then can it be fetched
             trace.advance_tokens = trace.reserved_output_tokens
-        self._metrics.endpoint_requests.add((lease.endpoint.name, lease.choice.reason.value))
+        self._metrics.endpoint_requests.add((lease.endpoint.name, lease.choice.reason.label))
         answer = Answer(exchange.route.shape, hides_usage=exchange.call.hides_usage, on_first_token=told.first_token)
         in_flight = lease.member.in_flight
         in_flight.add(answer)
@@ -359,9 +359,7 @@ class Proxy:
         if self._tenants.are_few:
             return None
         name, request = exchange.tenant.name, exchange.inference
-        units = self._own.leading(name, request.prefix)
-        self._own.note(name, request.prefix)
-        return units * request.unit_tokens
+        return self._own.noted(name, request.prefix) * request.unit_tokens
 
     def _tell_health(self, client: ClientAnswer, path: str) -> StreamResponse:
         if path == "/healthz":
@@ -386,10 +384,11 @@ class Proxy:
         trace.on_end = lambda: grant.settle(self._demand.came_to(tenant, trace, guess))
 
     def _settle(self, trace: Trace, client: ClientAnswer) -> None:
-        if trace.tenant in self.in_flight:  # not of who was not let in
-            self.in_flight[trace.tenant] -= 1
-            if not self.in_flight[trace.tenant]:
-                del self.in_flight[trace.tenant]
+        others = self.in_flight.get(trace.tenant, 0) - 1
+        if others > 0:
+            self.in_flight[trace.tenant] = others
+        elif not others:  # below 0: who was not let in
+            del self.in_flight[trace.tenant]
         trace.status = client.status
         if trace.outcome is Outcome.DISCONNECTED and client.status and not trace.has_left:
             trace.outcome = outcome_of(client.status)

@@ -139,10 +139,8 @@ class AdmissionQueue:
         Args:
             holder: The one endpoint that can serve it, if it is no matter of choice.
         """
-        line, deadline = (
-            self._lines.of(request),
-            min(request.deadline, now + self._lines.of(request).rules.max_queue_wait_s),
-        )
+        line = self._lines.of(request)
+        deadline = min(request.deadline, now + line.rules.max_queue_wait_s)
         ticket = Ticket(request, standing, now, deadline, Barred(holder=holder))
         if request.deadline <= now:
             ticket.refuse(Refusal.DEADLINE)
