@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gateway.errors import BudgetSpent, GatewayError, LimitReached
 from policies.bucket import HOUR_US, MINUTE_US, SECOND_US, whole_ms
-from policies.ledger import Allowance, Kind, Take
+from policies.ledger import Allowance, Take
 from policies.quotas import Quota, Unit
 from policies.tariff import NANO
 
@@ -33,8 +33,9 @@ def lines_of(quotas: Sequence[Quota], allowances: Sequence[Allowance], parts: in
     lines = ""
     for unit, name in TOLD.items():
         least: tuple[int, Quota, int] | None = None
-        for quota, allowance in zip(quotas, allowances, strict=True):
-            if quota.unit is unit and quota.kind is Kind.RATE:
+        for at, quota in enumerate(quotas):
+            if quota.unit is unit and quota.kind.is_rate:
+                allowance = allowances[at]
                 left = quota.left(allowance.remaining, parts)
                 if least is None or left < least[0]:
                     least = left, quota, allowance.reset_us
@@ -71,7 +72,7 @@ def refusal_of(
     told = money(quota.limit) if quota.unit is Unit.COST else f"{quota.limit:,}"
     what = WORDS[quota.name].format(told) + (f" of the model {quota.model!r}" if quota.model else "")
     words = f"tenant {tenant} may have {what} (a limit of this gateway, {quota.name})"
-    if quota.kind is Kind.RATE:
+    if quota.kind.is_rate:
         needed = quota.counted(take.amount, parts)
         if allowance.wait_us is None:
             words += f"; this request needs about {needed:,}, and no more than {quota.burst // parts:,} pass at once"

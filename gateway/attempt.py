@@ -23,7 +23,7 @@ from gateway.connection import (
 from gateway.engines.answers import EngineError, Verdict, read_error, read_stream_error
 from gateway.exchange import Exchange
 from gateway.headers import lines_of_error
-from gateway.hops import Hop
+from gateway.hops import FIRST_BYTE
 from gateway.lease import Lease
 from gateway.relay import Answer, AnswerKind
 from gateway.upstream import Upstream
@@ -61,7 +61,7 @@ async def ask(answer: Answer, upstream: Upstream, lease: Lease, exchange: Exchan
     try:
         answer.connection = await connections.send(pieces, answer, within_s=wait_s)
         if exchange.hops is not None:
-            exchange.hops.begin(Hop.FIRST_BYTE)
+            exchange.hops.begin(FIRST_BYTE)
         await answer.opened
         if isinstance(answer.error, StaleConnection):
             answer.reopen()

@@ -33,6 +33,10 @@ log = logging.getLogger(__name__)
 
 DRAIN_S = 1.0  # how long an engine may take to end a body whose [DONE] was seen, before its connection is closed
 MAX_HEAD_BYTES = 65536
+_HEARD = frozenset(
+    (b"content-type", b"content-length", b"transfer-encoding", b"content-encoding", b"keep-alive", b"connection")
+)
+"""Headers that say something here; most do not."""
 
 
 class UpstreamError(Exception):
@@ -283,7 +287,10 @@ class Connection(asyncio.Protocol):
             raise httptools.HttpParserError(f"head of more than {MAX_HEAD_BYTES} bytes")
         head = self._head
         head.headers.append((name, value))
-        match name.lower():
+        known = name.lower()
+        if known not in _HEARD:
+            return
+        match known:
             case b"content-type":
                 head.content_type = value.lower()
             case b"content-length":

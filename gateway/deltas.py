@@ -8,18 +8,18 @@ estimated by its bytes, as prompts are. So a count is exact to the tokens withou
 or, of merged deltas, as good as four bytes a token are; two tokens a delta do not show.
 """
 
-from gateway.routes import Shape
+from gateway.routes import CHAT, COMPLETION, MESSAGES, OTHER, RESPONSES, Shape
 from gateway.tokens import BYTES_PER_TOKEN
 
 MERGED_BYTES = 12  # a delta; Russian and Hindi have 8 to 9 a token, Chinese as \\u escapes 10
 MAX_RUN = 64  # of backslashes that are looked at: a text of quotes must not cost its length for each
 _QUOTE, _ESCAPE = b'"', ord("\\")
 _NAMES = {
-    Shape.CHAT: ("content", "reasoning_content", "reasoning", "arguments", "refusal", "name"),
-    Shape.COMPLETION: ("text",),
-    Shape.RESPONSES: ("delta",),
-    Shape.MESSAGES: ("text", "thinking", "partial_json"),
-    Shape.OTHER: (),
+    CHAT: ("content", "reasoning_content", "reasoning", "arguments", "refusal", "name"),
+    COMPLETION: ("text",),
+    RESPONSES: ("delta",),
+    MESSAGES: ("text", "thinking", "partial_json"),
+    OTHER: (),
 }
 """Of the members that hold text, the most frequent first; a tool call's name comes without arguments."""
 _COMPACT = {shape: tuple(f'"{name}":"'.encode() for name in names) for shape, names in _NAMES.items()}

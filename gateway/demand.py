@@ -27,6 +27,8 @@ from policies.record import Outcome
 from policies.tariff import NOTHING, Amounts, Tariff
 
 REQUEST_ONLY = Amounts(1, 0, 0)
+_FREE = (Outcome.REFUSED, Outcome.FAILED)
+_CLIENT_ERROR, _DISCONNECTED = Outcome.CLIENT_ERROR, Outcome.DISCONNECTED
 MAX_TARIFFS = 10_000
 PICTURE, SOUND = b";base64,", b'"input_audio"'
 MAX_MEDIA_TYPE, MAX_KEY = 200, 40  # bytes that are looked back
@@ -78,13 +80,10 @@ class Demand:
 
     def came_to(self, tenant: Tenant, trace: Trace, guess: Guess) -> Amounts:
         """Say what an ended request is charged, and learn from it."""
-        match trace.outcome:
-            case Outcome.REFUSED | Outcome.FAILED:
-                return NOTHING
-            case Outcome.CLIENT_ERROR:
-                return REQUEST_ONLY
-            case Outcome.DISCONNECTED if not trace.tries:
-                return REQUEST_ONLY
+        if trace.outcome in _FREE:
+            return NOTHING
+        if trace.outcome is _CLIENT_ERROR or (trace.outcome is _DISCONNECTED and not trace.tries):
+            return REQUEST_ONLY
         its = used(trace.usage, prompt_tokens=trace.prompt_tokens, counted_tokens=trace.counted_tokens)
         self._prompts.learn(tenant.name, trace.model, guess.text_bytes, its.prompt_tokens)
         cached = its.cached_tokens

@@ -31,7 +31,7 @@ from policies.endpoint import Endpoint, Pool
 from policies.flow import Flow
 from policies.pools import Standing
 from policies.request import InferenceRequest
-from policies.tickets import Barred, Refusal, ServiceClass, State, Ticket
+from policies.tickets import GRANTED, REFUSED, Barred, Refusal, ServiceClass, Ticket
 
 LOOK_EVERY_S = 0.05  # while anybody waits
 LEAST_RETRY_S = 1.0
@@ -160,14 +160,14 @@ class Gate:
 
     async def _settled(self, queue: AdmissionQueue, ticket: Ticket) -> Lease:
         """Give the lease of a ticket that was granted; wait for it where it was not."""
-        if ticket.state is State.GRANTED:
+        if ticket.state is GRANTED:
             assert ticket.choice is not None
             lease = self._fleet.lease_at(ticket.choice, ticket.request)
             queue.started(ticket, lease.endpoint)
             return lease
         if ticket.refusal is Refusal.NOBODY:
             raise self._fleet.nobody(ticket.standing, ticket.request.model, self._clock())
-        if ticket.state is State.REFUSED:
+        if ticket.state is REFUSED:
             raise self._refused(ticket)
         return await self._wait(queue, ticket)
 
@@ -228,14 +228,14 @@ class Gate:
         """Wake those whose state changed; who was granted is charged here."""
         for ticket in changed:
             waiter = self._waiters.get(ticket)
-            if ticket.state is State.GRANTED:
+            if ticket.state is GRANTED:
                 assert ticket.choice is not None
                 if waiter is None or waiter.done():  # its client went in this tick; its own coroutine takes it out
                     continue
                 lease = self._fleet.lease_at(ticket.choice, ticket.request)
                 queue.started(ticket, lease.endpoint)
                 waiter.set_result(lease)
-            elif ticket.state is State.REFUSED and waiter is not None and not waiter.done():
+            elif ticket.state is REFUSED and waiter is not None and not waiter.done():
                 waiter.set_exception(self._refused(ticket))
 
     def _refused(self, ticket: Ticket) -> GatewayError:

@@ -44,27 +44,22 @@ MAX_SPELLINGS = 1000  # remembered; beyond that, names are judged anew each time
 _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
-class _Passage:
-    """Remembers which header names pass in one direction."""
+class _Passage(dict[bytes, bool]):
+    """Which header names pass in one direction, by their spelling; judged when they first come, and remembered."""
 
     def __init__(self, is_open: Callable[[bytes], bool]) -> None:
         self.is_open = is_open
         """By a name in lower case."""
-        self._known: dict[bytes, bool] = {}
+
+    def __missing__(self, name: bytes) -> bool:
+        is_open = self.is_open(name.lower())
+        if len(self) < MAX_SPELLINGS:
+            self[name] = is_open
+        return is_open
 
     def lines(self, headers: RawHeaders) -> bytes:
         """Give the lines that pass."""
-        known = self._known
-        passed = []
-        for name, value in headers:
-            is_open = known.get(name)
-            if is_open is None:
-                is_open = self.is_open(name.lower())
-                if len(known) < MAX_SPELLINGS:
-                    known[name] = is_open
-            if is_open:
-                passed.append(b"%b: %b\r\n" % (name, value))
-        return b"".join(passed)
+        return b"".join([b"%b: %b\r\n" % header for header in headers if self[header[0]]])
 
 
 _TO_ENGINE = _Passage(lambda name: name not in _NOT_TO_ENGINE and not name.startswith(_NOT_TO_ENGINE_PREFIXES))

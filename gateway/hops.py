@@ -49,7 +49,9 @@ class Hop(Enum):
     """What was borrowed is given back, what was used is charged."""
 
 
-OF_A_TRY = frozenset((Hop.CONNECT, Hop.FIRST_BYTE, Hop.FIRST_TOKEN, Hop.STREAM))
+AUTHENTICATE, RECEIVE, LIMIT, TOKENIZE, POOL, QUEUE, CHOOSE, CONNECT, FIRST_BYTE, FIRST_TOKEN, STREAM, SETTLE = Hop
+# each by its own name: before Python 3.12, to ask the class takes 0.2 us
+OF_A_TRY = frozenset((CONNECT, FIRST_BYTE, FIRST_TOKEN, STREAM))
 
 
 class Attempt:
@@ -98,7 +100,7 @@ class Hops:
         self.is_sampled = is_sampled
         self._chance = chance
         self._flags = (0 if parent is None else parent.flags & ~SAMPLED) | (SAMPLED if is_sampled else 0)
-        self.noted: list[tuple[Hop, float]] = [(Hop.AUTHENTICATE, arrived_at)]
+        self.noted: list[tuple[Hop, float]] = [(AUTHENTICATE, arrived_at)]
         self.attempts: list[Attempt] = []
         self.explained: dict[int, tuple[float, Sequence[Candidate]]] = {}
         """By number of the try: when the endpoints were looked at for its choice, and how they stood then."""
@@ -111,9 +113,9 @@ class Hops:
     def admitted(self, *, has_waited: bool) -> None:
         """Note that it was let in: who did not have to wait was not in a queue, but chosen for."""
         if has_waited:
-            self.begin(Hop.CHOOSE)
+            self.begin(CHOOSE)
         else:
-            self.noted[-1] = (Hop.CHOOSE, self.noted[-1][1])
+            self.noted[-1] = (CHOOSE, self.noted[-1][1])
 
     def explain(self, candidates: Sequence[Candidate]) -> None:
         """Note how the endpoints stand for the choice that is being made."""
@@ -121,7 +123,7 @@ class Hops:
 
     def attempt(self, choice: Choice, kind: Enum | None, at: float) -> None:
         """Note that a try begins."""
-        self.noted.append((Hop.CONNECT, at))
+        self.noted.append((CONNECT, at))
         self.attempts.append(Attempt(choice, kind, _new_span_id(self._chance)))
 
     def failed(self, failure: str, status: int | None = None) -> None:

@@ -19,7 +19,7 @@ from xxhash import xxh3_64_intdigest
 from gateway.classes import Classes
 from gateway.exchange import Exchange
 from gateway.fleet import Fleet, ModelFacts
-from gateway.hops import Hop
+from gateway.hops import POOL, TOKENIZE
 from gateway.relay import Answer
 from gateway.routes import ENGINE_ROUTES, Route
 from gateway.salt import salt_of
@@ -75,7 +75,7 @@ class Intake:
             ModelNotAllowed: its tenant's caches are kept apart, and no engine of the model can do that on this route.
             Overloaded: it is not known yet whether one can.
         """
-        trace.begin(Hop.TOKENIZE)
+        trace.begin(TOKENIZE)
         call, route, tenant = exchange.call, exchange.route, exchange.tenant.name
         document = call.document
         reading, key = NO_READING, None
@@ -119,7 +119,7 @@ class Intake:
         if route.prefills:
             trace.prefix, trace.unit_tokens, trace.ring_key = reading.prefix, reading.unit_tokens, key
         sure = prompt_tokens if reading.is_exact else int(SURE_SHARE * prompt_tokens)
-        trace.begin(Hop.POOL)
+        trace.begin(POOL)
         standing = self._fleet.standing(inference, sure, route.prompt_field)
         trace.pool = standing.own.name
         return standing
@@ -160,4 +160,8 @@ class Intake:
 
 def _is_answered(turns: object) -> bool:
     """Whether a conversation holds an answer."""
-    return isinstance(turns, list) and any(isinstance(turn, dict) and turn.get("role") == "assistant" for turn in turns)
+    if isinstance(turns, list):
+        for turn in turns:
+            if isinstance(turn, dict) and turn.get("role") == "assistant":
+                return True
+    return False

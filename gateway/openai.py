@@ -18,7 +18,7 @@ import orjson
 
 from gateway.errors import InvalidBody, InvalidField, InvalidJson, MissingField
 from gateway.forms import FormField, read_field
-from gateway.routes import Route, Shape
+from gateway.routes import CHAT, COMPLETION, MESSAGES, RESPONSES, Route
 from gateway.splice import Buffer, TooManyMembers, append, edit
 
 _SCHEDULERS = ("priority", "data_parallel_rank", "routed_dp_rank", "disagg_prefill_dp_rank", "id_slot")
@@ -39,15 +39,15 @@ MAX_MODEL_CHARS = 256
 MAX_CHOICES = 16_384  # vLLM's limit; engines that have none die of more, one after the other
 MAX_COUNT = 1 << 31  # no engine makes more, and no arithmetic here has to bear it
 _LIMITS_OUTPUT = {
-    Shape.CHAT: ("max_completion_tokens", "max_tokens"),
-    Shape.COMPLETION: ("max_tokens",),
-    Shape.RESPONSES: ("max_output_tokens",),
-    Shape.MESSAGES: ("max_tokens",),
+    CHAT: ("max_completion_tokens", "max_tokens"),
+    COMPLETION: ("max_tokens",),
+    RESPONSES: ("max_output_tokens",),
+    MESSAGES: ("max_tokens",),
 }
 """Members by which the output is bounded; of others of the kind, engines take no notice."""
 YES = frozenset(("true", "1", "on", "yes", "t", "y"))
 DIGITS = re.compile(r"\s*\+?[0-9]{1,20}(\.0*)?\s*", re.ASCII)
-_MULTIPLIES = {Shape.CHAT: ("n",), Shape.COMPLETION: ("n", "best_of")}
+_MULTIPLIES = {CHAT: ("n",), COMPLETION: ("n", "best_of")}
 MAX_NESTED = 100_000  # objects and arrays of a body, some 30 ms to parse; those that stand in texts are counted as well
 
 
@@ -137,11 +137,11 @@ def parse(route: Route, content_type: str, body: bytes) -> Call:
         # Whatever else stands there is a mistake, and the engine says so.
         is_asked = _is_true(stream_options.get("include_usage"))
         hides_usage = hides_usage and not is_asked and (options is None or isinstance(options, dict))
-    previous = get("previous_response_id") if route.shape is Shape.RESPONSES else None
+    previous = get("previous_response_id") if route.shape is RESPONSES else None
     return Call(
         model=_checked_model(get("model")),
         is_stream=is_stream,
-        is_background=route.shape is Shape.RESPONSES and _is_true(get("background")),
+        is_background=route.shape is RESPONSES and _is_true(get("background")),
         document=document,
         max_tokens=_max_tokens(route, document) if route.generates else 0,
         choices=_choices(route, document) if route.generates else 1,
@@ -169,8 +169,11 @@ def _checked_model(model: object) -> str:
 
 def _max_tokens(route: Route, document: dict[str, Any]) -> int | None:
     """Give the most that is allowed; of two that are set, the larger: engines differ in which they take."""
-    found = [_count(document[name]) for name in _LIMITS_OUTPUT.get(route.shape, ()) if name in document]
-    return max((value for value in found if value is not None), default=None)
+    most = None
+    for name in _LIMITS_OUTPUT.get(route.shape, ()):
+        if name in document and (value := _count(document[name])) is not None and (most is None or value > most):
+            most = value
+    return most
 
 
 def _choices(route: Route, document: dict[str, Any]) -> int:
@@ -186,7 +189,7 @@ def _choices(route: Route, document: dict[str, Any]) -> int:
             if count > MAX_CHOICES:
                 raise InvalidField(f"`{name}` must be at most {MAX_CHOICES:,}", param=name)
             choices = max(choices, count)
-    prompts = document.get("prompt") if route.shape is Shape.COMPLETION else None
+    prompts = document.get("prompt") if route.shape is COMPLETION else None
     if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
         choices *= len(prompts)
     return choices

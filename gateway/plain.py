@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from gateway.routes import Shape
+from gateway.routes import CHAT, COMPLETION, MESSAGES, OTHER, RESPONSES, Shape
 from gateway.tokens import BYTES_PER_TOKEN
 from gateway.usage import Usage, read_usage, usage_of
 
@@ -52,18 +52,18 @@ class PlainReader:
         model's calls are JSON, and a response repeats its client's tools: usage is what stands in its own place.
         """
         is_here = self._passed_bytes == self._kept_bytes
-        if self._is_json and self._shape in (Shape.RESPONSES, Shape.MESSAGES):
+        if self._is_json and self._shape in (RESPONSES, MESSAGES):
             usage = stated_usage(self._end) if is_here else usage_at_end(self._end)
         else:
             usage = read_usage(self._end)
-        if self._shape is Shape.MESSAGES and usage is not None and not (usage.prompt_tokens or usage.output_tokens):
+        if self._shape is MESSAGES and usage is not None and not (usage.prompt_tokens or usage.output_tokens):
             return None
         return usage
 
     @property
     def texts(self) -> list[str] | None:
         """What was generated; None where not all of the body is here any more."""
-        if not self._is_json or self._shape is Shape.OTHER:
+        if not self._is_json or self._shape is OTHER:
             return []
         return texts_in(self._shape, self._end) if self._passed_bytes == self._kept_bytes else None
 
@@ -117,15 +117,15 @@ def texts_in(shape: Shape, body: bytes) -> list[str]:
     if not isinstance(payload, dict):
         return []
     texts: list[str] = []
-    if shape is Shape.CHAT:
+    if shape is CHAT:
         texts += (text for choice in _objects(payload, "choices") for text in _of_message(_object(choice, "message")))
-    elif shape is Shape.COMPLETION:
+    elif shape is COMPLETION:
         texts += _strings(_objects(payload, "choices"), ("text",))
-    elif shape is Shape.RESPONSES:
+    elif shape is RESPONSES:
         items = _objects(payload, "output")
         parts = [part for item in items for name in ("content", "summary") for part in _objects(item, name)]
         texts += _strings(items, ("name", "arguments")) + _strings(parts, _PART_TEXTS)
-    elif shape is Shape.MESSAGES:
+    elif shape is MESSAGES:
         parts = _objects(payload, "content")
         texts += _strings(parts, ("name", *_PART_TEXTS))
         texts += (orjson.dumps(part["input"]).decode() for part in parts if part.get("input"))

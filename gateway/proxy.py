@@ -38,7 +38,7 @@ from gateway.failures import failure_of
 from gateway.fleet import Fleet
 from gateway.gate import Admitted, Gate
 from gateway.headers import EVENT_STREAM_LINES, bearer_key, lines_to_client, sane_request_id
-from gateway.hops import Hop
+from gateway.hops import FIRST_TOKEN, LIMIT, QUEUE, RECEIVE, SETTLE, STREAM
 from gateway.intake import Intake
 from gateway.lease import Lease
 from gateway.limiter import Limiter
@@ -171,14 +171,14 @@ class Proxy:
         trace.route = route.path if route is not None else STORED_ROUTE.path if stored else MODELS_PATH
         tenant = self._tenants.identify(bearer_key(request.headers), time.time())
         trace.tenant = tenant.name
-        self.in_flight[tenant.name] += 1
+        self.in_flight[tenant.name] = self.in_flight.get(tenant.name, 0) + 1
         if is_models:
             check_method(request.method, ("GET", "HEAD"))
             trace.outcome = Outcome.OK
             return client.reply(200, JSON + own_lines(trace), self._models.answer(path, tenant))
         check_method(request.method, ("POST",) if stored is None else STORED_RESPONSE_METHODS[stored["rest"]])
         check_length(request, self._listen.max_body_bytes)
-        trace.begin(Hop.RECEIVE)
+        trace.begin(RECEIVE)
         client.go_on()
         body = await read_body(request, self._listen.max_body_bytes, self._listen.body_timeout_s)
         if stored is not None:
@@ -218,7 +218,7 @@ class Proxy:
     ) -> StreamResponse:
         """Try endpoint after endpoint until one serves; the holder of what is needed, if there is one, and no other."""
         tried: set[Endpoint] = set()
-        trace.begin(Hop.QUEUE)
+        trace.begin(QUEUE)
         self._tracing.explain(trace.hops, exchange.inference, standing, tried)
         came_at = self._clock()
         try:
@@ -243,7 +243,7 @@ class Proxy:
                     self._metrics.retries_denied.add(())
                     return self._give_up(failure, client, trace)
                 self._metrics.retries.add((failure.kind,))
-                trace.begin(Hop.QUEUE)
+                trace.begin(QUEUE)
                 self._tracing.explain(trace.hops, exchange.inference, standing, tried)
                 try:
                     with self._pings(exchange, client, trace):
@@ -273,7 +273,7 @@ class Proxy:
         trace.tried(lease.choice, lease.member.pool.name, lease.member.kind, self._clock())
         if exchange.call.is_background:  # until its engine says what it is called: only then can it be fetched
             trace.advance_tokens = trace.reserved_output_tokens
-        self._metrics.endpoint_requests.add((lease.endpoint.name, lease.choice.reason.value))
+        self._metrics.endpoint_requests.add((lease.endpoint.name, lease.choice.reason.label))
         answer = Answer(exchange.route.shape, hides_usage=exchange.call.hides_usage, on_first_token=told.first_token)
         in_flight = lease.member.in_flight
         in_flight.add(answer)
@@ -309,7 +309,7 @@ class Proxy:
         if exchange.tenant.kvlane_headers:
             lines += kvlane_lines(trace, self._own_tokens(exchange))
         trace.is_stream = is_stream
-        trace.begin(Hop.FIRST_TOKEN if is_stream else Hop.STREAM)
+        trace.begin(FIRST_TOKEN if is_stream else STREAM)
         exchange.body = b""  # a long stream must not keep a long prompt in memory
         try:
             answer.deliver(client, lines, self._timeouts.idle_s)
@@ -359,9 +359,7 @@ class Proxy:
         if self._tenants.are_few:
             return None
         name, request = exchange.tenant.name, exchange.inference
-        units = self._own.leading(name, request.prefix)
-        self._own.note(name, request.prefix)
-        return units * request.unit_tokens
+        return self._own.noted(name, request.prefix) * request.unit_tokens
 
     def _tell_health(self, client: ClientAnswer, path: str) -> StreamResponse:
         if path == "/healthz":
@@ -376,7 +374,7 @@ class Proxy:
 
     async def _reserve(self, exchange: Exchange, model: str, trace: Trace) -> None:
         """Reserve what a request may come to; `_settle` says what it came to, whatever happens."""
-        trace.begin(Hop.LIMIT)
+        trace.begin(LIMIT)
         tenant = exchange.tenant
         if not self._limiter.quotas_of(tenant, model):
             return
@@ -386,12 +384,13 @@ class Proxy:
         trace.on_end = lambda: grant.settle(self._demand.came_to(tenant, trace, guess))
 
     def _settle(self, trace: Trace, client: ClientAnswer) -> None:
-        if trace.tenant in self.in_flight:  # not of who was not let in
-            self.in_flight[trace.tenant] -= 1
-            if not self.in_flight[trace.tenant]:
-                del self.in_flight[trace.tenant]
+        others = self.in_flight.get(trace.tenant, 0) - 1
+        if others > 0:
+            self.in_flight[trace.tenant] = others
+        elif not others:  # below 0: who was not let in
+            del self.in_flight[trace.tenant]
         trace.status = client.status
         if trace.outcome is Outcome.DISCONNECTED and client.status and not trace.has_left:
             trace.outcome = outcome_of(client.status)
-        trace.begin(Hop.SETTLE)
+        trace.begin(SETTLE)
         self._books.close(trace)

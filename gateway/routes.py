@@ -20,13 +20,19 @@ class Shape(Enum):
     MESSAGES = "messages"
     OTHER = "other"
 
+    __hash__ = object.__hash__  # enums' own is written in Python, and these are looked up by all the time
+
+
+CHAT, COMPLETION, RESPONSES, MESSAGES, OTHER = Shape
+# each by its own name: before Python 3.12, to ask the class takes 0.2 us
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """One path that is served by engines."""
 
     path: str
-    shape: Shape = Shape.OTHER
+    shape: Shape = OTHER
     is_multipart: bool = False
     prompt_field: str | None = None
     """The member that holds the prompt: `param` of a context-length error."""
@@ -38,22 +44,22 @@ class Route:
     @property
     def steering_fields(self) -> frozenset[str]:
         """Members that no client may set here: vLLM names a stored response as `request_id` says, whoever's it was."""
-        return frozenset(("request_id",)) if self.shape is Shape.RESPONSES else frozenset()
+        return frozenset(("request_id",)) if self.shape is RESPONSES else frozenset()
 
     @property
     def has_usage_chunk(self) -> bool:
         """Whether usage comes in a chunk of its own at the end of a stream, if it is asked for."""
-        return self.shape is Shape.CHAT or self.shape is Shape.COMPLETION
+        return self.shape is CHAT or self.shape is COMPLETION
 
 
 ENGINE_ROUTES = {
     route.path: route
     for route in (
-        Route("/v1/chat/completions", Shape.CHAT, prompt_field="messages", generates=True),
-        Route("/v1/completions", Shape.COMPLETION, prompt_field="prompt", generates=True),
+        Route("/v1/chat/completions", CHAT, prompt_field="messages", generates=True),
+        Route("/v1/completions", COMPLETION, prompt_field="prompt", generates=True),
         Route("/v1/embeddings", prompt_field="input"),
-        Route("/v1/responses", Shape.RESPONSES, prompt_field="input", generates=True),
-        Route("/v1/messages", Shape.MESSAGES, prompt_field="messages", generates=True),
+        Route("/v1/responses", RESPONSES, prompt_field="input", generates=True),
+        Route("/v1/messages", MESSAGES, prompt_field="messages", generates=True),
         Route("/v1/messages/count_tokens", prompt_field="messages", prefills=False),
         Route("/v1/audio/transcriptions", is_multipart=True),
         Route("/v1/audio/translations", is_multipart=True),

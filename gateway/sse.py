@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from gateway.deltas import Deltas
-from gateway.routes import Shape
+from gateway.routes import CHAT, COMPLETION, MESSAGES, OTHER, RESPONSES, Shape
 from gateway.usage import Usage, read_usage, usage_of
 
 MAX_EVENT_BYTES = 1 << 20
@@ -27,10 +27,10 @@ _TERMINAL_TYPES = frozenset({"response.completed", "response.incomplete", "respo
 _TYPE = re.compile(rb'(?:event:[^\n]{0,100}\n)?data: ?\{"type": ?"([a-z._]{1,50})"')
 _USAGE, _SPACED_USAGE = b'"usage":{', b'"usage": {'
 _TERMINAL_MARK = {
-    Shape.CHAT: b"[DONE]",
-    Shape.COMPLETION: b"[DONE]",
-    Shape.RESPONSES: b'"response.',
-    Shape.MESSAGES: b"message_stop",
+    CHAT: b"[DONE]",
+    COMPLETION: b"[DONE]",
+    RESPONSES: b'"response.',
+    MESSAGES: b"message_stop",
 }
 
 
@@ -112,9 +112,9 @@ class EventReader:
         and a prompt of 0 is one that the engine does not tell. Events of responses repeat what the client has sent, its
         tools as JSON: there usage is what stands in its own place, and nothing else.
         """
-        if self._shape is Shape.RESPONSES:
+        if self._shape is RESPONSES:
             return self._stated_usage
-        if self._shape is not Shape.MESSAGES:
+        if self._shape is not MESSAGES:
             return read_usage(self._last_usage)
         first = read_usage(self._first_usage, is_first=True)
         end = self._last_usage.find(b"message_delta")
@@ -304,11 +304,11 @@ def _parsed(data: bytes) -> dict[str, Any] | None:
 
 
 def _carries_content(shape: Shape, payload: dict[str, Any]) -> bool:
-    if shape is Shape.RESPONSES:
+    if shape is RESPONSES:
         return str(payload.get("type", "")).endswith(".delta")
-    if shape is Shape.MESSAGES:
+    if shape is MESSAGES:
         return payload.get("type") == "content_block_delta"
-    if shape is Shape.OTHER:
+    if shape is OTHER:
         return True
     choices = payload.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from gateway.hops import Hop, Hops
+from gateway.hops import SETTLE, STREAM, Hop, Hops
 from gateway.usage import Usage
 from policies.fingerprint import Fingerprinter
 from policies.policy import Choice, Reason
@@ -18,6 +18,7 @@ from policies.request import BlockHash
 CLIENT_LEFT = 499  # nobody is told; it is how logs and metrics call it
 _OUTCOMES = {429: Outcome.REFUSED, 503: Outcome.REFUSED, CLIENT_LEFT: Outcome.DISCONNECTED}
 """By status; other 4xx are the client's, other 5xx are failures."""
+_PREFIX = Reason.PREFIX
 
 
 @dataclass(slots=True)
@@ -105,8 +106,8 @@ class Trace:
         self.first_token_at, self.last_byte_at = first_token_at, last_byte_at
         if self.hops is not None:
             if first_token_at is not None:
-                self.hops.begin(Hop.STREAM, first_token_at)
-            self.hops.begin(Hop.SETTLE)
+                self.hops.begin(STREAM, first_token_at)
+            self.hops.begin(SETTLE)
 
     def ended(self) -> None:
         """Call `on_end`, once; what it holds is let go of."""
@@ -144,7 +145,7 @@ class Trace:
             is_stream=self.is_stream,
             pool=self.pool,
             endpoint=self.choice.endpoint.name if self.choice is not None else None,
-            reason=self.choice.reason.value if self.choice is not None else None,
+            reason=self.choice.reason.label if self.choice is not None else None,
             tries=self.tries,
             queue_s=(self.dispatched_at or now) - self.arrived_at,
             ttft_s=ttft_s,
@@ -172,12 +173,6 @@ def own_lines(trace: Trace) -> bytes:
     return b"x-request-id: %b\r\n%b" % (trace.id.encode(), trace.limit_lines)
 
 
-def _as_told(choice: Choice, own_tokens: int) -> Choice:
-    cached = None if choice.cached_tokens is None else min(choice.cached_tokens, own_tokens)
-    is_telling = choice.reason is Reason.PREFIX and not cached
-    return choice._replace(cached_tokens=cached, reason=Reason.LEAST_WORK if is_telling else choice.reason)
-
-
 def kvlane_lines(trace: Trace, own_tokens: int | None = None) -> bytes:
     """Give the headers that say where a request went and why.
 
@@ -187,19 +182,23 @@ def kvlane_lines(trace: Trace, own_tokens: int | None = None) -> bytes:
     """
     choice = trace.choice
     assert choice is not None
-    if own_tokens is not None:
-        choice = _as_told(choice, own_tokens)
     assert trace.dispatched_at is not None
+    cached_tokens, reason = choice.cached_tokens, choice.reason
+    if own_tokens is not None:
+        if cached_tokens is not None and own_tokens < cached_tokens:
+            cached_tokens = own_tokens
+        if not cached_tokens and reason is _PREFIX:  # which would tell that there is something
+            reason = Reason.LEAST_WORK
     queue_ms = int((trace.dispatched_at - trace.arrived_at) * 1000)
     lines = (
         f"x-kvlane-endpoint: {choice.endpoint.name}\r\nx-kvlane-pool: {trace.pool or ''}\r\n"
-        f"x-kvlane-reason: {choice.reason.value}\r\nx-kvlane-queue-ms: {queue_ms}\r\n"
+        f"x-kvlane-reason: {reason.label}\r\nx-kvlane-queue-ms: {queue_ms}\r\n"
         f"x-kvlane-prompt-tokens: {trace.prompt_tokens}\r\n"
     )
     if trace.predicted_wait_s is not None:
         lines += f"x-kvlane-predicted-queue-ms: {int(trace.predicted_wait_s * 1000)}\r\n"
-    if choice.cached_tokens is not None:
-        lines += f"x-kvlane-cached-tokens: {choice.cached_tokens}\r\n"
+    if cached_tokens is not None:
+        lines += f"x-kvlane-cached-tokens: {cached_tokens}\r\n"
     return lines.encode()
 
 

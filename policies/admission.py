@@ -49,7 +49,7 @@ from policies.pools import Standing, is_full
 from policies.request import InferenceRequest
 from policies.rooms import Rooms
 from policies.smoothing import Smoothing
-from policies.tickets import CLASSES, Barred, Offered, Refusal, ServiceClass, State, Ticket
+from policies.tickets import CLASSES, GRANTED, LEFT, REFUSED, WAITING, Barred, Offered, Refusal, ServiceClass, Ticket
 from policies.waits import Errors
 
 SPARE = 64  # deadlines of those that wait no more
@@ -100,7 +100,7 @@ class AdmissionQueue:
     def next_deadline(self) -> float | None:
         """Say when `expire` has something to do, at the earliest; None while nobody waits."""
         deadlines = self._deadlines
-        while deadlines and deadlines[0][2].state is not State.WAITING:
+        while deadlines and deadlines[0][2].state is not WAITING:
             heappop(deadlines)
         return deadlines[0][0] if deadlines else None
 
@@ -139,10 +139,8 @@ class AdmissionQueue:
         Args:
             holder: The one endpoint that can serve it, if it is no matter of choice.
         """
-        line, deadline = (
-            self._lines.of(request),
-            min(request.deadline, now + self._lines.of(request).rules.max_queue_wait_s),
-        )
+        line = self._lines.of(request)
+        deadline = min(request.deadline, now + line.rules.max_queue_wait_s)
         ticket = Ticket(request, standing, now, deadline, Barred(holder=holder))
         if request.deadline <= now:
             ticket.refuse(Refusal.DEADLINE)
@@ -198,12 +196,12 @@ class AdmissionQueue:
 
         Whatever state it is in, and however often.
         """
-        state, ticket.state = ticket.state, State.LEFT
-        if state is State.WAITING:
+        state, ticket.state = ticket.state, LEFT
+        if state is WAITING:
             self._take_out(ticket, self._lines.of(ticket.request), now)
-        if state is State.REFUSED:
+        if state is REFUSED:
             ticket.state = state
-        if state is not State.GRANTED:
+        if state is not GRANTED:
             return []
         endpoint = ticket.endpoint
         assert endpoint is not None
@@ -349,7 +347,7 @@ class AdmissionQueue:
             self._tidy()
         if ticket.barred.holder is not None:
             choice = choice._replace(reason=Reason.HOLDS)
-        ticket.state, ticket.choice, ticket.endpoint = State.GRANTED, choice, choice.endpoint
+        ticket.state, ticket.choice, ticket.endpoint = GRANTED, choice, choice.endpoint
         self.running += 1
         self._rooms.promises.add(ticket)
 
@@ -395,5 +393,5 @@ class AdmissionQueue:
     def _tidy(self) -> None:
         """Forget the deadlines of those that wait no more, once they are most."""
         if len(self._deadlines) > 2 * self.waiting + SPARE:
-            self._deadlines = [each for each in self._deadlines if each[2].state is State.WAITING]
+            self._deadlines = [each for each in self._deadlines if each[2].state is WAITING]
             heapify(self._deadlines)

@@ -35,8 +35,9 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 def amount_us(tokens: int, per_minute: int) -> int:
     """Say how long a rate needs to bring so many tokens (or requests)."""
-    us, rest = divmod(tokens * MINUTE_US, per_minute)
-    return us + 1 if rest and us < MS_US else us
+    whole_us = tokens * MINUTE_US
+    us = whole_us // per_minute
+    return us + 1 if us < MS_US and us * per_minute < whole_us else us
 
 
 def burst_us(tokens: int, per_minute: int) -> int:

@@ -32,6 +32,9 @@ class State(Enum):
     DRAINING = "draining"
 
 
+_READY, _SUSPECT = State.READY, State.SUSPECT  # before Python 3.12, to ask the class takes 0.2 us
+
+
 @dataclass(slots=True)
 class Health:
     """What is known of one endpoint's fitness."""
@@ -45,41 +48,41 @@ class Health:
 
     def is_ready(self, now: float) -> bool:
         """Whether it may be given a request."""
-        return self.state is State.READY and now >= self.cool_until
+        return self.state is _READY and now >= self.cool_until
 
     def is_cooling(self, now: float) -> bool:
         """Whether it asked to be left alone and is otherwise well."""
-        return self.state in (State.READY, State.SUSPECT) and now < self.cool_until
+        return self.state in (_READY, _SUSPECT) and now < self.cool_until
 
     def is_last_resort(self, now: float) -> bool:
         """Whether it may be given a request when nobody is ready."""
-        return self.state is State.SUSPECT and now >= self.cool_until
+        return self.state is _SUSPECT and now >= self.cool_until
 
     def answered(self) -> None:
         """Note that it passed a health check."""
         self.failed_probes = self.failed_requests = 0
         if self.state is not State.DRAINING:
-            self.state = State.READY
+            self.state = _READY
 
     def unanswered(self) -> None:
         """Note that it failed a health check: refused, timed out, or said it is not well."""
         self.failed_probes += 1
-        if self.state is State.READY:
-            self.state = State.SUSPECT
-        if self.state is State.SUSPECT and self.failed_probes >= EJECT_AFTER:
+        if self.state is _READY:
+            self.state = _SUSPECT
+        if self.state is _SUSPECT and self.failed_probes >= EJECT_AFTER:
             self.state = State.EJECTED
 
     def served(self) -> None:
         """Note that a request was answered, whatever the status: it lives."""
         self.failed_requests = 0
-        if self.state is State.SUSPECT and not self.failed_probes:
-            self.state = State.READY
+        if self.state is _SUSPECT and not self.failed_probes:
+            self.state = _READY
 
     def failed(self) -> None:
         """Note that a request could not be sent or was broken off by the engine."""
         self.failed_requests += 1
-        if self.state is State.READY and self.failed_requests >= SUSPECT_AFTER:
-            self.state = State.SUSPECT
+        if self.state is _READY and self.failed_requests >= SUSPECT_AFTER:
+            self.state = _SUSPECT
 
     def not_now(self, now: float, retry_after_s: float) -> None:
         """Note that it is busy and asked to be left alone for `retry_after_s`."""

@@ -35,12 +35,13 @@ class OutputHabits:
 
     def learn(self, tenant: str, model: str, output_tokens: int) -> None:
         """Note a finished answer."""
-        mean, p90, seen = self._seen.get((tenant, model), FIRST)
+        pair = tenant, model
+        mean, p90, seen = self._seen.get(pair, FIRST)
         seen += 1
         mean += max(PACE, 1 / seen) * (output_tokens - mean)
         p90 = max(1.0, p90 * exp(max(STRIDE, 1 / seen) * (0.9 if output_tokens > p90 else -0.1)))
-        self._seen[tenant, model] = (mean, p90, seen)
-        self._seen.move_to_end((tenant, model))
+        self._seen[pair] = mean, p90, seen
+        self._seen.move_to_end(pair)
         if len(self._seen) > self._most:
             self._seen.popitem(last=False)
 

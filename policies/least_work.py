@@ -339,7 +339,10 @@ def _least_uncached(request: InferenceRequest) -> int:
 def _uncached(request: InferenceRequest, units: int) -> int:
     """Count the prompt tokens that are computed where so many units are held."""
     prompt = request.prompt_tokens
-    return max(prompt - units * request.unit_tokens, _least_uncached(request)) if units else prompt
+    if not units:
+        return prompt
+    uncached = prompt - units * request.unit_tokens
+    return uncached if uncached > MIN_CACHED_LEFT else min(MIN_CACHED_LEFT, prompt)
 
 
 def _own_s(p1: float, p2: float, prompt: int, uncached: int) -> float:

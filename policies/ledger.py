@@ -62,6 +62,8 @@ class Kind(Enum):
 
     def __init__(self, letter: str) -> None:
         self.letter = letter
+        self.is_rate = letter == "r"
+        self.is_parallel = letter == "p"
         self.is_budget = letter in "dm"
         """Whether it counts within a period."""
 
@@ -69,14 +71,14 @@ class Kind(Enum):
         """Say when the period ends; 0 where there is none."""
         if not self.is_budget:
             return 0
-        return bucket.month_end_us(now_us) if self is Kind.MONTH else bucket.day_end_us(now_us)
+        return bucket.month_end_us(now_us) if self.letter == "m" else bucket.day_end_us(now_us)
 
 
 class Take(NamedTuple):
-    """What a request takes of one limit. Each kind and field is taken once by a request."""
+    """What a request takes of one limit. Each is taken once by a request."""
 
-    field: str
-    """The limit, unique within its tenant and kind: `tokens`, `tokens:llama`."""
+    name: str
+    """The limit, unique within its tenant; its kind's letter comes first: `d:tokens`, `d:tokens:llama`."""
     kind: Kind
     amount: int
     """Microseconds of a rate (`bucket.amount_us`), slots (one), or whole tokens of a budget."""
@@ -85,23 +87,18 @@ class Take(NamedTuple):
     most: int
     """The limit: a rate's burst in microseconds (`bucket.burst_us`), slots, or the budget."""
 
-    @property
-    def name(self) -> str:
-        """Give the limit's name, unique within its tenant."""
-        return f"{self.kind.letter}:{self.field}"
-
     def wait_us(self, level: int, now_us: int) -> int | None:
         """Say how long until it passes, where so much of the limit is taken that it does not; None: never."""
         if self.amount > self.most:
             return None
-        if self.kind is Kind.RATE:
+        if self.kind.is_rate:
             return bucket.wait_us(level, self.amount, self.most)
-        return SLOT_WAIT_US if self.kind is Kind.PARALLEL else self.kind.end_us(now_us) - now_us
+        return SLOT_WAIT_US if self.kind.is_parallel else self.kind.end_us(now_us) - now_us
 
     def allowance(self, level: int, left_us: int, wait_us: int | None) -> "Allowance":
         """Say what its limit allows where so much is taken, and so much is left of its period."""
         remaining = self.most - level
-        return Allowance(remaining if remaining > 0 else 0, level if self.kind is Kind.RATE else left_us, wait_us)
+        return Allowance(remaining if remaining > 0 else 0, level if self.kind.is_rate else left_us, wait_us)
 
 
 class Allowance(NamedTuple):
@@ -168,36 +165,39 @@ class _Account:
         if clock_us < self.seen_us:
             self.ahead_us += self.seen_us - clock_us
             clock_us = self.seen_us
-        self._sweep(clock_us)
+        if self.dues and self.dues[0][0] <= clock_us:
+            self._sweep(clock_us)
         return clock_us
 
     def is_idle(self, now_us: int) -> bool:
         """Whether nothing would be lost with it, though the clock went back by REMEMBER_US."""
         clock_us = max(now_us + self.ahead_us, self.seen_us) - REMEMBER_US
-        return (
-            all(grant.due_us + REMEMBER_US * grant.is_live <= clock_us for grant in self.grants.values())
-            and all(tat_us <= clock_us for tat_us in self.tats.values())
-            and all(end_us <= now_us - REMEMBER_US or not used for end_us, used in self.used.values())
-        )
+        for tat_us in self.tats.values():
+            if tat_us > clock_us:
+                return False
+        for end_us, used in self.used.values():
+            if used and end_us > now_us - REMEMBER_US:
+                return False
+        return all(grant.due_us + REMEMBER_US * grant.is_live <= clock_us for grant in self.grants.values())
 
     # Limits. The level is what is taken of one: microseconds, slots, tokens.
 
     def level(self, charge: _Charge, clock_us: int) -> int | None:
         """Say what is taken of a charge's limit; None: nothing is known of a budget, in the charge's period."""
-        kind = charge.kind
-        if kind is Kind.RATE:
-            return bucket.level_us(self.tats.get(charge.name, 0), clock_us)
-        if kind is Kind.PARALLEL:
-            return self.held.get(charge.name, 0)
-        known_end_us, used = self.used.get(charge.name, (0, 0))
+        name, kind = charge.name, charge.kind
+        if kind.is_rate:
+            return bucket.level_us(self.tats.get(name, 0), clock_us)
+        if kind.is_parallel:
+            return self.held.get(name, 0)
+        known_end_us, used = self.used.get(name, (0, 0))
         return used if known_end_us == charge.end_us else None
 
     def _set_level(self, charge: _Charge, clock_us: int, level: int) -> None:
         name, kind = charge.name, charge.kind
         if kind.is_budget:
-            self.used[name] = charge.end_us, max(0, level)
+            self.used[name] = charge.end_us, level if level > 0 else 0
             return
-        levels, base = (self.tats, clock_us) if kind is Kind.RATE else (self.held, 0)
+        levels, base = (self.tats, clock_us) if kind.is_rate else (self.held, 0)
         if level > 0:
             levels[name] = base + level
         else:
@@ -206,9 +206,9 @@ class _Account:
     # Grants.
 
     def grant(self, name: str, ttl_us: int, charges: Sequence[_Charge], levels: Sequence[int], clock_us: int) -> None:
-        """Take all charges under one name, of limits of which so much is taken."""
+        """Take all charges under one name; so much is taken of their limits then."""
         for charge, level in zip(charges, levels, strict=True):
-            self._set_level(charge, clock_us, level + charge.amount)
+            self._set_level(charge, clock_us, level)
         self.grants[name] = _Grant(charges, 0)
         self._lease(name, clock_us + ttl_us)
         self.seen_us = clock_us
@@ -218,10 +218,11 @@ class _Account:
         grant = self.grants.pop(name, None)
         if grant is None:
             return False
-        if grant.is_live:
-            self._hold(grant, -1, clock_us)
         for charge, final in zip(grant.charges, finals, strict=True):
-            self._correct(charge, final, clock_us)
+            if not charge.kind.is_parallel:
+                self._correct(charge, final, clock_us)
+            elif grant.is_live:
+                self._hold(charge, -1, clock_us)
         self.seen_us = clock_us
         return True
 
@@ -232,7 +233,9 @@ class _Account:
             return False
         if not grant.is_live:
             grant.is_live = True
-            self._hold(grant, 1, clock_us)
+            for charge in grant.charges:
+                if charge.kind.is_parallel:
+                    self._hold(charge, 1, clock_us)
         self._lease(name, clock_us + ttl_us)
         self.seen_us = clock_us
         return True
@@ -255,25 +258,25 @@ class _Account:
             self.seen_us = clock_us
             if grant.is_live:
                 grant.is_live = False
-                self._hold(grant, -1, clock_us)
                 for charge in grant.charges:
-                    self._correct(charge, charge.kept, clock_us)
+                    if charge.kind.is_parallel:
+                        self._hold(charge, -1, clock_us)
+                    else:
+                        self._correct(charge, charge.kept, clock_us)
                 due_us += REMEMBER_US
             if due_us <= clock_us:
                 del self.grants[name]
             else:
                 self._lease(name, due_us)
 
-    def _hold(self, grant: _Grant, sign: int, clock_us: int) -> None:
-        """Put a grant into its slots, or take it out."""
-        for charge in grant.charges:
-            if charge.kind is Kind.PARALLEL:
-                self._set_level(charge, clock_us, self.held.get(charge.name, 0) + sign * charge.amount)
+    def _hold(self, charge: _Charge, sign: int, clock_us: int) -> None:
+        """Hold slots, or free them."""
+        self._set_level(charge, clock_us, self.held.get(charge.name, 0) + sign * charge.amount)
 
     def _correct(self, charge: _Charge, final: int, clock_us: int) -> None:
         """Charge an amount in place of what is charged. Not of slots: those are held or not."""
         delta = final - charge.amount
-        if not delta or charge.kind is Kind.PARALLEL:
+        if not delta:
             return
         charge.amount = final
         level = self.level(charge, clock_us)
@@ -304,20 +307,25 @@ class Ledger:
         """
         account = self._account(tenant)
         clock_us = account.enter(now_us)
-        is_known = grant in account.grants
-        charges = [_Charge(take.name, take.kind, take.amount, take.kept, take.kind.end_us(now_us)) for take in takes]
-        levels = [account.level(each, clock_us) or 0 for each in charges]
-        waits_us = [
-            0 if is_known or level + take.amount <= take.most else take.wait_us(level, now_us)
-            for take, level in zip(takes, levels, strict=True)
-        ]
-        if not is_known and not any(waits_us) and None not in waits_us:
+        is_new = passes = grant not in account.grants
+        charges, levels, waits_us = [], [], []
+        for take in takes:
+            name, kind, amount, kept, most = take
+            charge = _Charge(name, kind, amount, kept, kind.end_us(now_us) if kind.is_budget else 0)
+            level = account.level(charge, clock_us) or 0
+            wait_us: int | None = 0
+            if is_new and level + amount > most:
+                wait_us, passes = take.wait_us(level, now_us), False
+            charges.append(charge)
+            levels.append(level)
+            waits_us.append(wait_us)
+        if passes:
+            levels = [level + charge.amount for level, charge in zip(levels, charges, strict=True)]
             account.grant(grant, ttl_us, charges, levels, clock_us)
-            levels = [level + take.amount for take, level in zip(takes, levels, strict=True)]
         self._look(now_us)
         return tuple(
             [
-                take.allowance(level, max(0, charge.end_us - now_us), wait_us)
+                take.allowance(level, charge.end_us - now_us if charge.end_us else 0, wait_us)
                 for take, charge, level, wait_us in zip(takes, charges, levels, waits_us, strict=True)
             ]
         )

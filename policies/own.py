@@ -42,14 +42,21 @@ class OwnPrefixes:
         units = _leading(self._young, seed, chain, 0)
         return _leading(self._old, seed, chain, units) if self._old else units
 
-    def note(self, tenant: str, chain: Sequence[BlockHash]) -> None:
-        """Note what a tenant has sent, and an engine has got: what was refused is not in any cache on its account."""
+    def noted(self, tenant: str, chain: Sequence[BlockHash]) -> int:
+        """Count the leading units that a tenant has sent before, and note all.
+
+        Only of what an engine has got: what was refused is not in any cache on its account.
+        """
         seed = self._seed_of(tenant)
         young = self._young
-        known = _leading(young, seed, chain, 0)
-        young.update([unit ^ seed for unit in chain[known:]])
-        if len(young) > self._most_units:
-            self._old, self._young = young, set()
+        known = units = _leading(young, seed, chain, 0)
+        if self._old:
+            units = _leading(self._old, seed, chain, known)
+        if known < len(chain):
+            young.update([unit ^ seed for unit in chain[known:]])
+            if len(young) > self._most_units:
+                self._old, self._young = young, set()
+        return units
 
     def _seed_of(self, tenant: str) -> int:
         return xxh3_64_intdigest(tenant.encode("utf-8", "surrogatepass"), self._seed)

@@ -37,6 +37,10 @@ class Reason(Enum):
     HOLDS = "holds"
     """It holds the state that the request names (a stored response)."""
 
+    def __init__(self, label: str) -> None:
+        self.label = label
+        """Its value, without the detour that enums make before Python 3.12."""
+
 
 class Choice(NamedTuple):
     """An endpoint, what is expected of it, and why it was chosen."""

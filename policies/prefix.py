@@ -11,6 +11,8 @@ A unit is a multiple of the engine's block. A partial last unit has no hash: eng
 
 import sys
 from array import array
+from collections.abc import Callable
+from typing import cast
 
 from xxhash import xxh3_64_intdigest
 
@@ -67,10 +69,9 @@ def media_ids(content: bytes, count: int) -> "array[int]":
     return array("I", ids * ((count + 1) // 2))[:count]
 
 
+_link = cast(Callable[[bytes, int], BlockHash], xxh3_64_intdigest)  # a call of BlockHash for each costs half as much
+
+
 def _chain(root: BlockHash, data: bytes, size: int) -> tuple[BlockHash, ...]:
     link = root
-    links = []
-    for start in range(0, len(data) - size + 1, size):
-        link = BlockHash(xxh3_64_intdigest(data[start : start + size], link))
-        links.append(link)
-    return tuple(links)
+    return tuple([link := _link(data[at : at + size], link) for at in range(0, len(data) - size + 1, size)])

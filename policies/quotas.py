@@ -27,6 +27,10 @@ class Unit(Enum):
     SLOTS = "slots"
     COST = "cost"
 
+    def __init__(self, name: str) -> None:
+        self.place = Amounts._fields.index(name) if name in Amounts._fields else None
+        """Among amounts; None where each request comes to one."""
+
 
 @dataclass(frozen=True)
 class Quota:
@@ -49,12 +53,12 @@ class Quota:
         return self.kind.is_budget
 
     @cached_property
-    def field(self) -> str:
-        """Name it among its tenant's limits of the same kind; a rate that has changed is another one.
+    def key(self) -> str:
+        """Name it among its tenant's limits, as the ledger does; a rate that has changed is another one.
 
         What is kept of a rate is time, and a debt of minutes at the old rate would be one of minutes at the new one.
         """
-        name = f"{self.unit.value}@{self.limit}" if self.kind is Kind.RATE else self.unit.value
+        name = f"{self.kind.letter}:{self.unit.value}" + (f"@{self.limit}" if self.kind.is_rate else "")
         return f"{name}:{self.model}" if self.model else name
 
     @cached_property
@@ -68,12 +72,8 @@ class Quota:
 
     def of(self, amounts: Amounts) -> int:
         """Give what a request comes to in this unit."""
-        unit = self.unit
-        if unit is Unit.TOKENS:
-            return amounts.tokens
-        if unit is Unit.REQUESTS:
-            return amounts.requests
-        return amounts.cost if unit is Unit.COST else 1  # a slot
+        place = self.unit.place
+        return 1 if place is None else amounts[place]
 
     def take(self, estimate: Amounts, kept: Amounts, parts: int = 1) -> Take:
         """Say what a request takes of it.
@@ -83,16 +83,24 @@ class Quota:
             kept: What stays charged of it if nobody ever tells what it came to.
             parts: Gateways that have to do with a part of the limit each, because they cannot ask each other.
         """
-        kind, limit = self.kind, self.limit
         least, amount = self.of(kept), self.of(estimate)
-        most = (self.burst if kind is Kind.RATE else limit) // parts or 1
+        return self._one if least == amount == parts == 1 else self._take(least, amount, parts)
+
+    @cached_property
+    def _one(self) -> Take:
+        """What each request takes of requests and slots."""
+        return self._take(1, 1, 1)
+
+    def _take(self, least: int, amount: int, parts: int) -> Take:
+        kind, limit = self.kind, self.limit
+        most = (self.burst if kind.is_rate else limit) // parts or 1
         if least <= most < amount:
             amount = most
-        if kind is not Kind.RATE:
-            return Take(self.field, kind, amount, least, most)
+        if not kind.is_rate:
+            return Take(self.key, kind, amount, least, most)
         amount_us = parts * bucket.amount_us(amount, limit)
         kept_us = amount_us if least == amount else parts * bucket.amount_us(least, limit)
-        return Take(self.field, kind, amount_us, kept_us, self.burst_us)
+        return Take(self.key, kind, amount_us, kept_us, self.burst_us)
 
     def final(self, amounts: Amounts, parts: int = 1) -> int:
         """Say what it came to, as the ledger counts it; below 0 is what another was charged too much.
@@ -100,16 +108,18 @@ class Quota:
         Budgets have that back. Rates have had it from time: whoever saved it up could use it all in one moment.
         """
         amount = self.of(amounts)
-        return parts * bucket.amount_us(max(0, amount), self.limit) if self.kind is Kind.RATE else amount
+        if not self.kind.is_rate:
+            return amount
+        return self._one.amount if amount == parts == 1 else parts * bucket.amount_us(max(0, amount), self.limit)
 
     def counted(self, amount: int, parts: int = 1) -> int:
         """Say in its own unit what the ledger calls so much."""
-        return bucket.tokens_in(amount // parts, self.limit) if self.kind is Kind.RATE else amount
+        return bucket.tokens_in(amount // parts, self.limit) if self.kind.is_rate else amount
 
     def left(self, remaining: int, parts: int = 1) -> int:
         """Say in its own unit what the ledger says is left."""
         left = self.counted(remaining, parts)
-        return min(self.burst, left) if self.kind is Kind.RATE else left  # the bucket is a little longer
+        return min(self.burst, left) if self.kind.is_rate else left  # the bucket is a little longer
 
 
 def takes(quotas: Sequence[Quota], estimate: Amounts, kept: Amounts, parts: int = 1) -> list[Take]:

@@ -61,5 +61,5 @@ class Tariff:
 
     def amounts(self, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> Amounts:
         """Add up one request."""
-        counts = prompt_tokens, cached_tokens, output_tokens
-        return Amounts(1, self.weighted_tokens(*counts), self.cost_nanos(*counts))
+        tokens = self.weighted_tokens(prompt_tokens, cached_tokens, output_tokens)
+        return Amounts(1, tokens, self.cost_nanos(prompt_tokens, cached_tokens, output_tokens))

@@ -25,6 +25,10 @@ class State(Enum):
     LEFT = "left"
 
 
+WAITING, GRANTED, REFUSED, LEFT = State
+# each by its own name: before Python 3.12, to ask the class takes 0.2 us
+
+
 class Refusal(Enum):
     """Why not: a metric label, and what the client is told."""
 
@@ -85,7 +89,7 @@ class Ticket:
     deadline: float
     """When it is refused, if it still waits."""
     barred: Barred = NOWHERE
-    state: State = State.WAITING
+    state: State = WAITING
     work: float = 0.0
     """Prompt tokens that are cached nowhere, and OUTPUT_WEIGHT times the expected output."""
     predicted_wait_s: float = 0.0
@@ -113,14 +117,14 @@ class Ticket:
 
     def come_back(self, failed_at: Endpoint, rules: ServiceClass, now: float) -> None:
         """Wait again, elsewhere: as if it had never gone, with what is left of the time that it may wait."""
-        self.state, self.choice, self.endpoint = State.WAITING, None, None
+        self.state, self.choice, self.endpoint = WAITING, None, None
         self.barred = self.barred.with_tried(failed_at)
         self.arrived_at = now - self.waited_s
         self.deadline = min(self.request.deadline, self.arrived_at + rules.max_queue_wait_s)
 
     def refuse(self, why: Refusal) -> None:
         """Note that it is told no."""
-        self.state, self.refusal = State.REFUSED, why
+        self.state, self.refusal = REFUSED, why
 
 
 CLASSES = (

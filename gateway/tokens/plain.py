@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 from xxhash import xxh3_64_intdigest
 
-from gateway.routes import Route, Shape
+from gateway.routes import COMPLETION, OTHER, RESPONSES, Route
 from gateway.tokens import BYTES_PER_TOKEN, MAX_DEPTH, MAX_VALUES, Reading
 from gateway.tokens.encoding import LARGE_BYTES, Turnstile
 from gateway.tokens.media import IMAGE_TOKENS, MAX_MEDIA, content_of, is_media
@@ -71,7 +71,7 @@ class _Layout:
     def __init__(self, image_tokens: int) -> None:
         self._image_tokens = image_tokens
         self.pieces: list[bytes] = []
-        self._chars = 0
+        self._room = MAX_LAID_OUT_CHARS
         self._media = 0
         self._values = 0
         self.further_bytes = 0
@@ -93,7 +93,7 @@ class _Layout:
                 self._put(document[name], 0)
                 self.system_pieces = len(self.pieces)
         messages = document.get("messages")
-        if route.shape is Shape.RESPONSES and messages is None:
+        if route.shape is RESPONSES and messages is None:
             given = document.get("input")
             messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
         if isinstance(messages, list):
@@ -116,16 +116,17 @@ class _Layout:
             role = message.get("role")
             if isinstance(role, str):
                 self.pieces.append(role.encode("utf-8", "surrogatepass"))
+            else:
+                role = ""
             self._put(message.get("content"), 0)
             for name, value in message.items():
                 if value and name not in ("role", "content"):
                     self._put(value, 0)
             self.pieces.append(_END)
-            if is_leading and isinstance(role, str) and role in LEADING_ROLES:
+            is_leading = is_leading and role in LEADING_ROLES
+            if is_leading:
                 self.system_pieces = len(self.pieces)
-            else:
-                is_leading = False
-            if role == "user" and self.opening_pieces is None:
+            elif role == "user" and self.opening_pieces is None:
                 self.opening_pieces = len(self.pieces)
 
     def _put_prompts(self, prompts: Any) -> None:
@@ -145,13 +146,12 @@ class _Layout:
         if self._values > MAX_VALUES:
             return
         if isinstance(value, str):
-            left = max(0, MAX_LAID_OUT_CHARS - self._chars)
-            self._chars += len(value)
-            if len(value) > left:
-                self.further_bytes += len(value) - left
-                value = value[:left]
-            self.pieces.append(value.encode("utf-8", "surrogatepass"))
-            self.pieces.append(_END)
+            room, size = self._room, len(value)
+            if size > room:
+                self.further_bytes += size - room
+                value, size = value[:room], room
+            self._room -= size
+            self.pieces += (value.encode("utf-8", "surrogatepass"), _END)
         elif isinstance(value, list):
             if value and type(value[0]) is int:
                 self._put_json(value)
@@ -210,7 +210,7 @@ async def hash_ids(root: BlockHash, ids: "array[int]", unit_tokens: int) -> tupl
 
 def ids_prompts(route: Route, document: dict[str, Any]) -> Sequence[Sequence[int]] | None:
     """Give prompts that came as token ids: `[int]` or `[[int]]`; None for others."""
-    if route.shape not in (Shape.COMPLETION, Shape.OTHER):
+    if route.shape not in (COMPLETION, OTHER):
         return None
     prompts = document.get("prompt", document.get("input"))
     if not isinstance(prompts, list) or not prompts:

@@ -157,7 +157,7 @@ def up_to(most: int, take: Callable[..., Take], *more: st.SearchStrategy[Any]) -
 
 takes = st.tuples(
     up_to(66, rate, st.sampled_from((60, 60, 60, 45))),
-    up_to(10**6, lambda amount, kept: Take("odd", Kind.RATE, amount, kept, 2 * 10**6 + 1)),
+    up_to(10**6, lambda amount, kept: Take("r:odd", Kind.RATE, amount, kept, 2 * 10**6 + 1)),
     st.builds(slot, st.integers(0, 4)),
     st.builds(slot, st.integers(1, 3), st.just("slots:llama")),
     up_to(40, daily),

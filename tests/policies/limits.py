@@ -37,19 +37,19 @@ def are_granted(allowances: Iterable[Allowance]) -> bool:
 
 
 def rate(tokens: int, kept: int = 0, burst: int = 60, field: str = "tokens") -> Take:
-    return Take(field, Kind.RATE, tokens * SECOND_US, kept * SECOND_US, burst * SECOND_US)
+    return Take(f"r:{field}", Kind.RATE, tokens * SECOND_US, kept * SECOND_US, burst * SECOND_US)
 
 
 def slot(most: int = 1, field: str = "slots") -> Take:
-    return Take(field, Kind.PARALLEL, 1, 0, most)
+    return Take(f"p:{field}", Kind.PARALLEL, 1, 0, most)
 
 
 def daily(tokens: int, kept: int = 0, most: int = 100) -> Take:
-    return Take("budget", Kind.DAY, tokens, kept, most)
+    return Take("d:budget", Kind.DAY, tokens, kept, most)
 
 
 def monthly(tokens: int, kept: int = 0, most: int = 100) -> Take:
-    return Take("budget", Kind.MONTH, tokens, kept, most)
+    return Take("m:budget", Kind.MONTH, tokens, kept, most)
 
 
 @dataclass(frozen=True)

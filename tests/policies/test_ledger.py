@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from policies import bucket
 from policies.bucket import DAY_US, HOUR_US, SECOND_US
-from policies.ledger import LOOKS, SWEEP, Kind, Ledger, Take
+from policies.ledger import LOOKS, SWEEP, Ledger
 from tests.policies.limits import CASES, LEASE_S, NOON_US, TENANT, Step, are_granted, daily, monthly, rate, slot
 
 LEASE_US = LEASE_S * SECOND_US
@@ -192,8 +192,3 @@ def test_what_a_grant_took_of_a_day_gone_by_is_not_taken_off_todays() -> None:
     ledger.reserve(TENANT, "1", DAY_US, [daily(50, 10)], day_end - 1)
     ledger.reserve(TENANT, "2", DAY_US, [daily(30, 30)], day_end)
     assert ledger.budgets(day_end) == {TENANT: {"d:budget": [day_end + DAY_US, 30]}}
-
-
-def test_the_same_field_of_two_kinds_is_two_limits() -> None:
-    day, month = (Take("budget", kind, 1, 0, 9) for kind in (Kind.DAY, Kind.MONTH))
-    assert (day.name, month.name) == ("d:budget", "m:budget")

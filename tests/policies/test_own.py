@@ -19,24 +19,24 @@ def chain(*units: str, root: BlockHash = ROOT) -> tuple[BlockHash, ...]:
 
 def test_a_tenant_knows_what_it_has_sent_and_not_what_others_have() -> None:
     own = OwnPrefixes(1)
-    own.note("a", chain(*"abcdef"))
+    own.noted("a", chain(*"abcdef"))
     assert own.leading("a", chain(*"abcdef")) == 6
     assert own.leading("a", chain(*"abcxyz")) == 3
     assert own.leading("a", chain(*"abcdefghi")) == 6
     assert own.leading("b", chain(*"abcdef")) == 0
-    own.note("b", chain(*"abx"))
+    own.noted("b", chain(*"abx"))
     assert own.leading("b", chain(*"abcdef")) == 2
 
 
 def test_what_has_no_units_is_never_known() -> None:
     own = OwnPrefixes(1)
-    own.note("a", ())
+    own.noted("a", ())
     assert (own.leading("a", ()), len(own)) == (0, 0)
 
 
 def test_other_roots_are_other_prompts() -> None:
     own = OwnPrefixes(1)
-    own.note("a", chain(*"abc"))
+    own.noted("a", chain(*"abc"))
     assert own.leading("a", chain(*"abc", root=root_of("m", "", "salt"))) == 0
 
 
@@ -46,18 +46,18 @@ def test_memory_is_bounded_and_what_is_used_stays() -> None:
     for at in range(10_000):
         prompt = chain(*"sys", *f"{at:05}")
         assert own.leading("a", prompt) >= 3 or not at
-        own.note("a", prompt)
+        own.noted("a", prompt)
         assert len(own) <= 2 * (100 + 8)
     assert own.leading("a", chain(*"sys", *"00000")) < 8
 
 
 def test_what_is_used_again_outlives_what_is_not() -> None:
     own = OwnPrefixes(1, most_units=10)
-    own.note("a", chain(*"used"))
-    own.note("a", chain(*"once"))
+    own.noted("a", chain(*"used"))
+    own.noted("a", chain(*"once"))
     for at in range(20):
-        own.note("a", chain(str(at % 10), *"xyz"[: at % 3]))
-        own.note("a", chain(*"used"))
+        own.noted("a", chain(str(at % 10), *"xyz"[: at % 3]))
+        own.noted("a", chain(*"used"))
     assert own.leading("a", chain(*"used")) == 4
     assert own.leading("a", chain(*"once")) == 0
 
@@ -72,7 +72,7 @@ def test_never_more_than_was_sent_and_all_of_the_last(prompts: list[tuple[str, s
     for tenant, text in prompts:
         longest = max((len(_shared(text, other)) for other in sent[tenant]), default=0)
         assert own.leading(tenant, chain(*text)) <= longest
-        own.note(tenant, chain(*text))
+        own.noted(tenant, chain(*text))
         sent[tenant].add(text)
         assert own.leading(tenant, chain(*text)) == len(text)
 
@@ -92,5 +92,5 @@ def test_all_is_known_while_all_has_room() -> None:
         for _ in range(1000)
     ]
     for tenant, prompt in sent:
-        own.note(tenant, prompt)
+        own.noted(tenant, prompt)
     assert all(own.leading(tenant, prompt) == len(prompt) for tenant, prompt in sent)

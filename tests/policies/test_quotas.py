@@ -64,8 +64,8 @@ def test_what_is_left_is_told_in_the_units_of_the_limit() -> None:
 
 def test_limits_tell_budgets_and_models_apart() -> None:
     assert [quota.is_budget for quota in ALL] == [False, False, False, True, True]
-    assert [quota.field for quota in ALL] == ["requests@60", "tokens@6000", "slots", "tokens", "cost:m"]
-    assert replace(TOKENS, model="m").field == "tokens@6000:m"
+    assert [quota.key for quota in ALL] == ["r:requests@60", "r:tokens@6000", "p:slots", "d:tokens", "m:cost:m"]
+    assert replace(TOKENS, model="m").key == "r:tokens@6000:m"
 
 
 def test_a_rate_that_is_raised_lets_at_once_who_was_in_debt_under_the_old_one() -> None:
