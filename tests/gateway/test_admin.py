@@ -60,7 +60,7 @@ async def test_an_engine_that_never_answered_tells_nothing() -> None:
 async def test_requests_in_flight_are_told() -> None:
     async with house(1, Settings(time_scale=1.0)) as whole:
         await whole.cluster.stall(0)
-        waiting = [asyncio.create_task(whole.ask(f"unique {at}")) for at in range(3)]
+        waiting = [asyncio.create_task(whole.ask(f"unique {at}", stream=True)) for at in range(3)]
         await until(lambda: whole.in_flight == [3], "three in flight")
         (found,) = await endpoints(whole)
         assert (found["inflight_requests"], found["decoding"]) == (3, 0)
