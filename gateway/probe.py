@@ -32,7 +32,7 @@ from gateway.engines.detect import DETECT_PATHS, detect
 from gateway.engines.models import LIST_PATH, read_list
 from gateway.fleet import Fleet
 from gateway.members import Member
-from gateway.patience import patience
+from gateway.patience import Patience
 from gateway.sections import Health
 from policies.health import State
 
@@ -45,7 +45,7 @@ MAX_PAGE_BYTES = 1 << 20  # vLLM's metrics page has 60 KB
 MAX_MODELS = 1000  # of one engine: they are listed to clients, and labels of metrics
 LATEST = 3.0  # times as long an engine has to answer where it is our own loop that is late
 NEVER = float("-inf")
-UNLIMITED = aiohttp.ClientTimeout(total=None)  # `patience` is
+UNLIMITED = aiohttp.ClientTimeout(total=None)  # `Patience` is
 
 
 @dataclass(eq=False, slots=True)
@@ -282,7 +282,7 @@ class Probe:
         key = member.config.api_key
         try:
             async with (
-                patience(self._config.timeout_s, LATEST * self._config.timeout_s),
+                Patience(self._config.timeout_s, LATEST * self._config.timeout_s),
                 (session or self._session).get(
                     url,
                     headers={"authorization": f"Bearer {key}"} if key else {},

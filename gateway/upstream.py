@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from gateway.connection import AnswerHead, ConnectFailed, Connection, ConnectTimedOut, NoFilesLeft, Receiver
-from gateway.patience import patience
+from gateway.patience import Patience
 from gateway.splice import Buffer
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class EngineConnections:
 
     async def _connect(self, connect_s: float, within_s: float) -> Connection:
         try:
-            async with patience(connect_s, within_s):
+            async with Patience(connect_s, within_s):
                 _, connection = await self.loop.create_connection(
                     lambda: Connection(self), self._host, self._port, ssl=self._tls
                 )

@@ -163,7 +163,9 @@ class PrefixIndex:
         full of what nobody will ask for.
         """
         holding = self._holdings.get(endpoint)
-        if holding is not None and not holding.is_followed:
+        if holding is not None and not holding.is_followed and prefix:
+            if holding.stamps.get(prefix[-1]) == holding.clock:  # nothing was sent there since
+                return
             self._note(endpoint, holding, prefix, _known(holding.stamps, prefix), now)
 
     def unlearn(self, endpoint: Endpoint, prefix: Sequence[BlockHash], kept: Container[BlockHash]) -> None:

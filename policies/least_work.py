@@ -17,7 +17,7 @@ So a hot prompt is computed once more when the endpoints that hold it each have 
 
     bound = (1 + MU)*own / (output*(d1 + d2*context of one))
 
-(4k tokens, answers of 400, bench-8b: 23), and has at most ceil(load / bound) homes. Once it is held there nothing draws
+(4k tokens, answers of 400, bench-8b: 12), and has at most ceil(load / bound) homes. Once it is held there nothing draws
 it to any other, so the homes are the same when the load comes again.
 
 Where a cache has ROOM left, more is at stake than this request: what is cached now may all stay, if prompts are spread
@@ -48,7 +48,7 @@ from policies.request import InferenceRequest
 from policies.ring import Ring
 
 # Chosen by simulation over seven workloads.
-MU = 16.0  # with 8 conversations leave caches that hold them: at 62/s .595 is hit and not .613
+MU = 8.0  # 16 hits .613 and not .595 on conv at 62/s, but a burst of one long prompt spreads over two endpoints of four
 KAPPA = 4.0
 TAU_S = 10.0
 ETA = 50.0
@@ -58,7 +58,7 @@ NEAR_SHARE = 0.1
 ROOM = 0.95  # a cache that holds more of its capacity is full
 COLD = 0.5  # of the prompt
 NOTABLE = 0.01  # of a cache: smaller prompts take no room worth spreading
-SLACK = 9.0  # half of what computing it once more would cost; with 3 one seed in six of b2b fails at 40/s
+SLACK = 9.0  # 1 + MU: what computing it once more would cost; with 3 one seed in six of b2b fails at 40/s
 CROWDED = 0.6
 KEPT_S = 300.0  # with 60 three seeds in six fail: a lull does not mean that the crowd is gone for good
 HOLDER = 0.8

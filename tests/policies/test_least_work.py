@@ -60,7 +60,7 @@ class Scene:
         n = at.requests
         if n and (over > 0 or n >= work.profile.max_num_seqs):
             wait += max(over * n / max(1, at.context_tokens), n - work.profile.max_num_seqs + 1) * output * step / n
-        cost: float = wait + 17 * own + 4 * at.decoding * own**2 / (own + 10)
+        cost: float = wait + 9 * own + 4 * at.decoding * own**2 / (own + 10)
         cost += output * (work.d1 * at.decoding + work.d2 * at.context_tokens) + 50 * max(0, wait + own - 1.6)
         return cost
 
@@ -191,8 +191,8 @@ def test_r9_a_hot_key_has_no_more_homes_than_its_load_over_the_bound_and_keeps_t
     asked = request("r", (1, 64), output=400)
     work = scene.fleet[0].work
     own_s = work.prefill_s(asked.prompt_tokens, 0) - work.prefill_s(20, asked.prompt_tokens - 20)
-    bound = 17 * own_s / (400 * (work.d1 + work.d2 * (asked.prompt_tokens + 200)))
-    assert 20 < bound < 25
+    bound = 9 * own_s / (400 * (work.d1 + work.d2 * (asked.prompt_tokens + 200)))
+    assert 10 < bound < 15
     homes: list[set[str]] = []
     for wave in range(3):
         charges = []
@@ -329,7 +329,7 @@ def test_after_a_crowd_known_prompts_stay_with_their_holders(after_s: float, is_
     scene.choose(request("any", (4, 25)), 0.0)  # sees the crowd
     for charge in charges:
         books.finish(charge, 0.5)
-    burden(scene, 90, after_s)
+    burden(scene, 60, after_s)
     assert (scene.choose(request("again", (3, 25)), after_s).endpoint is scene.fleet[0]) is is_kept
 
 
