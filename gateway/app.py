@@ -34,7 +34,13 @@ from gateway.discovery.static import StaticDiscovery
 from gateway.doctor import PrefixDoctor
 from gateway.fleet import Fleet
 from gateway.gate import Gate
-from gateway.gauges import add_gauges, add_limiter_gauges
+from gateway.gauges import (
+    add_cache_gauges,
+    add_door_gauges,
+    add_endpoint_gauges,
+    add_limiter_gauges,
+    add_process_gauges,
+)
 from gateway.guard import Guard
 from gateway.homes import Homes
 from gateway.intake import Intake
@@ -201,15 +207,10 @@ class Gateway:
             max_field_size=config.listen.max_header_bytes,
             max_headers=config.listen.max_headers,
         )
-        add_gauges(
-            self.metrics,
-            self.fleet,
-            self.kv_events,
-            self.gate,
-            self._clock,
-            flow=classes.flow,
-            active=lambda: self.proxy.active,
-        )
+        add_endpoint_gauges(self.metrics, self.fleet, classes.flow, self._clock)
+        add_cache_gauges(self.metrics, self.fleet, self.kv_events, self._clock)
+        add_door_gauges(self.metrics, self.gate, self._clock)
+        add_process_gauges(self.metrics, lambda: self.proxy.active)
         add_limiter_gauges(self.metrics, self.limiter, self._line)
         self.lag = LoopLag(self._clock, self.metrics.loop_lag.distribution(()))
         self.overview = Overview(

@@ -91,7 +91,7 @@ class EndpointConfig(Section):
         None, description="Unique; in headers, metrics and logs. Host and port by default."
     )
     url: str = Field(description="Where the engine listens, without /v1.")
-    kind: str = Field("auto", description="vllm, sglang, trtllm, triton, llamacpp, tgi; auto asks the engine.")
+    kind: str = Field(AUTO, description="vllm, sglang, trtllm, triton, llamacpp, tgi; auto asks the engine.")
     models: tuple[str, ...] = Field((), description="Model names it serves; none: the engine is asked.")
     max_context_tokens: Count | None = Field(
         None, description="Prompt plus output it takes; none: the engine is asked."
@@ -123,7 +123,7 @@ class EndpointConfig(Section):
     @field_validator("kind")
     @classmethod
     def _is_kind(cls, value: str) -> str:
-        return _one_of(("auto", *(kind.value for kind in Kind)), value)
+        return _one_of((AUTO, *(kind.value for kind in Kind)), value)
 
     @field_validator("profile")
     @classmethod
@@ -182,7 +182,7 @@ class EndpointConfig(Section):
     @property
     def known_kind(self) -> Kind | None:
         """The kind that the configuration names; None where the engine is asked."""
-        return None if self.kind == "auto" else Kind(self.kind)
+        return None if self.kind == AUTO else Kind(self.kind)
 
     @property
     def label(self) -> str:

@@ -1,6 +1,7 @@
 """What is read when somebody scrapes: the fleet, the doors, the limits and the line to Redis as they stand."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import version
 
 from gateway.fleet import Fleet
@@ -19,33 +20,9 @@ from policies.health import State
 Samples = Iterator[tuple[Labels, float]]
 
 
-def add_gauges(
-    metrics: Metrics,
-    fleet: Fleet,
-    kv_events: KvEvents,
-    gate: Gate,
-    clock: Callable[[], float],
-    *,
-    flow: Flow,
-    active: Callable[[], int],
-) -> None:
-    """Let the metrics page show every endpoint, and the process."""
-    gauge = metrics.gauge
-
-    def by_endpoint(name: str, documentation: str, value_of: Callable[[Member], float | None]) -> None:
-        """Add a gauge with a sample for each endpoint that has a value: missing is not zero."""
-
-        def read() -> Samples:
-            for member in fleet.members():
-                value = value_of(member)
-                if value is not None:
-                    yield (member.endpoint.name,), value
-
-        gauge(name, documentation, ("endpoint",), read)
-
-    def of_events(member: Member, value_of: Callable[[Told], float]) -> float | None:
-        told = kv_events.told_by(member)
-        return None if told is None else value_of(told)
+def add_endpoint_gauges(metrics: Metrics, fleet: Fleet, flow: Flow, clock: Callable[[], float]) -> None:
+    """Let the metrics page show how every endpoint stands, and what is outstanding there."""
+    gauge, by_endpoint = metrics.gauge, partial(_add_by_endpoint, metrics, fleet)
 
     def states() -> Samples:
         for member in fleet.members():
@@ -100,6 +77,19 @@ def add_gauges(
         "KV tokens that requests of this gateway keep from being evicted at an endpoint.",
         lambda member: member.endpoint.outstanding.pinned_tokens,
     )
+    by_endpoint("kvlane_engine_running_requests", "As the engine says.", lambda m: m.endpoint.report.running)
+    by_endpoint("kvlane_engine_waiting_requests", "As the engine says.", lambda m: m.endpoint.report.waiting)
+    by_endpoint("kvlane_engine_kv_usage_ratio", "As the engine says.", lambda m: m.endpoint.report.kv_usage)
+
+
+def add_cache_gauges(metrics: Metrics, fleet: Fleet, kv_events: KvEvents, clock: Callable[[], float]) -> None:
+    """Let it show what endpoints are thought to hold, and how right that is."""
+    gauge, by_endpoint = metrics.gauge, partial(_add_by_endpoint, metrics, fleet)
+
+    def of_events(member: Member, value_of: Callable[[Told], float]) -> float | None:
+        told = kv_events.told_by(member)
+        return None if told is None else value_of(told)
+
     by_endpoint(
         "kvlane_index_tokens",
         "Prompt tokens that an endpoint is thought to hold.",
@@ -141,9 +131,11 @@ def add_gauges(
         "Times that KV events of an endpoint were missing.",
         lambda member: of_events(member, lambda told: told.gaps),
     )
-    by_endpoint("kvlane_engine_running_requests", "As the engine says.", lambda m: m.endpoint.report.running)
-    by_endpoint("kvlane_engine_waiting_requests", "As the engine says.", lambda m: m.endpoint.report.waiting)
-    by_endpoint("kvlane_engine_kv_usage_ratio", "As the engine says.", lambda m: m.endpoint.report.kv_usage)
+
+
+def add_door_gauges(metrics: Metrics, gate: Gate, clock: Callable[[], float]) -> None:
+    """Let it show who waits at the doors of pools, and for how long."""
+    gauge = metrics.gauge
 
     def queues(value_of: Callable[[AdmissionQueue, str], float]) -> Callable[[], Samples]:
         def read() -> Samples:
@@ -182,12 +174,16 @@ def add_gauges(
         ("pool",),
         lambda: (((pool.name,), queue.saturation(clock())) for pool, queue in gate.queues.items()),
     )
-    gauge("kvlane_active_requests", "Requests being served.", (), lambda: [((), active())])
-    gauge("kvlane_build_info", "1, with the version.", ("version",), lambda: [((version("kvlane"),), 1)])
+
+
+def add_process_gauges(metrics: Metrics, active: Callable[[], int]) -> None:
+    """Let it show what this gateway is, and how many requests it serves."""
+    metrics.gauge("kvlane_active_requests", "Requests being served.", (), lambda: [((), active())])
+    metrics.gauge("kvlane_build_info", "1, with the version.", ("version",), lambda: [((version("kvlane"),), 1)])
 
 
 def add_limiter_gauges(metrics: Metrics, limiter: Limiter, line: Line | None) -> None:
-    """Let the metrics page show how limits are counted, and how the Redis does that gateways share."""
+    """Let it show how limits are counted, and how the Redis does that gateways share."""
     gauge = metrics.gauge
 
     def of_redis(name: str, documentation: str, value_of: Callable[[Line], float]) -> None:
@@ -217,3 +213,17 @@ def add_limiter_gauges(metrics: Metrics, limiter: Limiter, line: Line | None) ->
         (),
         lambda: [] if limiter.shared is None else [((), limiter.shared.owed)],
     )
+
+
+def _add_by_endpoint(
+    metrics: Metrics, fleet: Fleet, name: str, documentation: str, value_of: Callable[[Member], float | None]
+) -> None:
+    """Add a gauge with a sample for each endpoint that has a value: missing is not zero."""
+
+    def read() -> Samples:
+        for member in fleet.members():
+            value = value_of(member)
+            if value is not None:
+                yield (member.endpoint.name,), value
+
+    metrics.gauge(name, documentation, ("endpoint",), read)

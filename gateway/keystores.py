@@ -125,13 +125,12 @@ class RedisStore:
         Raises:
             KeyProblem: as `change`.
         """
-        for _ in range(TRIES):
-            documents = await self._documents()
+
+        def after(documents: Mapping[str, str]) -> dict[str, bytes]:
             changed = change({tenant.name: tenant for tenant in self._parsed(documents)})
-            after = {tenant.name: orjson.dumps(as_document(tenant)) for tenant in changed}
-            if await self._set(documents, after):
-                return
-        raise KeyProblem("Redis: others change this tenant all the time")
+            return {tenant.name: orjson.dumps(as_document(tenant)) for tenant in changed}
+
+        await self._replace(after)
 
     async def remove(self, names: Iterable[str]) -> None:
         """Take tenants out, all of them, or none; one whose JSON makes no sense as well.
@@ -139,11 +138,19 @@ class RedisStore:
         Raises:
             KeyProblem: one is not there, or Redis does not answer.
         """
-        for _ in range(TRIES):
-            documents = await self._documents()
+
+        def after(documents: Mapping[str, str]) -> dict[str, bytes]:
             if missing := [name for name in names if name not in documents]:
                 raise KeyProblem(f"Redis: there is no tenant {missing[0]!r}")
-            if await self._set(documents, dict.fromkeys(names, b"")):
+            return dict.fromkeys(names, b"")
+
+        await self._replace(after)
+
+    async def _replace(self, after: Callable[[Mapping[str, str]], Mapping[str, bytes]]) -> None:
+        """Write what `after` makes of all documents as they are, if they still are; else let it begin anew."""
+        for _ in range(TRIES):
+            documents = await self._documents()
+            if await self._set(documents, after(documents)):
                 return
         raise KeyProblem("Redis: others change this tenant all the time")
 

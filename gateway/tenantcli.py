@@ -44,7 +44,7 @@ def remove(
     tenants: Annotated[list[str], typer.Argument(help="Names.")],
 ) -> None:
     """Take tenants out of Redis, with their keys."""
-    run(_remove(read(config, None), config, tenants))
+    run(_remove(read(config, None), tenants))
 
 
 async def _list(config: Config, file: Path) -> None:
@@ -87,7 +87,7 @@ async def _put(config: Config, file: Path, given: Path) -> None:
     err.print(f"put {count(len(wanted))} into Redis: gateways follow within two seconds", markup=False)
 
 
-async def _remove(config: Config, file: Path, names: Sequence[str]) -> None:
+async def _remove(config: Config, names: Sequence[str]) -> None:
     async with connected(config) as line:
         redis = in_redis(config, None if line is None else RedisStore(line))
         await redis.remove(names)

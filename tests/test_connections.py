@@ -2,9 +2,8 @@
 
 import asyncio
 import contextlib
-import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from random import Random
 
 import pytest
@@ -13,6 +12,7 @@ from loadtests.faults import Fault, Kind
 from loadtests.settings import Settings
 from tests.fleet_fixtures import CHAT, SELDOM, House, allow_open_files, house, leave, prompt
 from tests.until import until
+from tests.wire.engine import black_hole
 
 STALE_S = 0.03  # a second, scaled
 STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
@@ -135,20 +135,6 @@ async def test_idle_connections_are_closed_before_the_engine_would() -> None:
         engine = whole.cluster[0]
         await asyncio.gather(*(whole.ask(f"unique {at}") for at in range(10)))
         await until(lambda: engine.facts.connections == 0, "all closed")
-
-
-@contextlib.contextmanager
-def black_hole() -> Iterator[str]:
-    """Give the URL of a listener whose queue is full: connecting to it neither succeeds nor fails."""
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.socket())
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        for _ in range(4):
-            filler = stack.enter_context(socket.socket())
-            filler.setblocking(False)
-            filler.connect_ex(listener.getsockname())
-        yield "http://{}:{}".format(*listener.getsockname())
 
 
 @pytest.mark.parametrize("deadline_s", [None, 0.2])

@@ -3,9 +3,8 @@
 import asyncio
 import os
 import stat
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from random import Random
 
 import pytest
 import yaml
@@ -13,7 +12,7 @@ import yaml
 from gateway import keystores
 from gateway.keys import KeyProblem, sha256_of, with_new_key
 from gateway.keystores import HEAD, Change, FileStore, RedisStore, Store, locked
-from gateway.redisline import Line, Servers
+from gateway.redisline import Line
 from gateway.sources import DOCUMENTS, VERSION, RedisSource, read_tenants
 from gateway.tenancy import TenantConfig
 from tests.redis_server import RedisServer
@@ -138,14 +137,6 @@ def test_a_file_that_cannot_take_its_place_leaves_nothing_behind(tmp_path: Path)
 
 
 # Redis.
-
-
-@pytest.fixture
-async def line(redis_server: RedisServer) -> AsyncIterator[Line]:
-    line = Line(Servers((redis_server.url,)), chance=Random(1))
-    await line.start()
-    yield line
-    await line.close()
 
 
 async def test_a_change_in_redis_is_one_that_gateways_see(line: Line, redis_server: RedisServer) -> None:

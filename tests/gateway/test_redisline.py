@@ -1,7 +1,6 @@
 """The line to Redis: batches, a breaker, and whatever a Redis may do to its clients; against real servers."""
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
@@ -13,21 +12,6 @@ from gateway.rediswire import Refused
 from tests.gateway.lines import COUNT, ECHO, is_failing, is_resuming, is_up, open_line, settled
 from tests.redis_server import RedisServer, serving
 from tests.until import PATIENCE_S, until
-
-
-@pytest.fixture
-async def line(redis_server: RedisServer) -> AsyncIterator[Line]:
-    async with open_line(redis_server.url) as line:
-        yield line
-    assert redis_server.clients() == []
-
-
-@pytest.fixture
-def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """What the gateway logs."""
-    caplog.set_level(logging.INFO, "gateway")
-    return caplog
-
 
 # Asking.
 

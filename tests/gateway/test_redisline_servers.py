@@ -1,10 +1,8 @@
 """The line to Redis, wherever that is: behind a password, a path or TLS, a cluster, sentinels; real servers."""
 
 import asyncio
-import logging
 import shutil
 import ssl
-from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -17,21 +15,6 @@ from tests.gateway.lines import COUNT, is_failing, is_up, open_line
 from tests.ports import free_port
 from tests.redis_server import SERVICE, RedisServer, clustered, is_whole, serving, wait_until, watched
 from tests.until import until
-
-
-@pytest.fixture
-async def line(redis_server: RedisServer) -> AsyncIterator[Line]:
-    async with open_line(redis_server.url) as line:
-        yield line
-    assert redis_server.clients() == []
-
-
-@pytest.fixture
-def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """What the gateway logs."""
-    caplog.set_level(logging.INFO, "gateway")
-    return caplog
-
 
 # Where it is, and who we are.
 

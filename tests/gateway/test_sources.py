@@ -3,15 +3,13 @@
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
-from random import Random
 from threading import Event
 
 import orjson
 import pytest
 
-from gateway.redisline import Line, Servers
+from gateway.redisline import Line
 from gateway.sources import (
     DOCUMENTS,
     FILE_EVERY_S,
@@ -222,14 +220,6 @@ def test_the_section_for_everybody_is_taken_as_well(file: Path) -> None:
 
 
 # Redis.
-
-
-@pytest.fixture
-async def line(redis_server: RedisServer) -> AsyncIterator[Line]:
-    line = Line(Servers((redis_server.url,)), chance=Random(1))
-    await line.start()
-    yield line
-    await line.close()
 
 
 def put(server: RedisServer, version: int | None, **documents: object) -> None:

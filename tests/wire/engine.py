@@ -7,7 +7,7 @@ for health. Everything else is handed to the script, one request at a time a con
 import asyncio
 import contextlib
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Self, TypeAlias
 
@@ -150,3 +150,17 @@ def says(answer: bytes) -> Script:
 def streams(body: bytes) -> Script:
     """Make a script that streams a body in one chunk."""
     return says(EVENTS_HEAD + chunk(body) + b"0\r\n\r\n")
+
+
+@contextlib.contextmanager
+def black_hole() -> Iterator[str]:
+    """Give the URL of a listener whose queue is full: connecting to it neither succeeds nor fails."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        yield "http://{}:{}".format(*listener.getsockname())
