@@ -45,8 +45,8 @@ class Metrics:
         )
         self.endpoint_failures = self._counter(
             "kvlane_endpoint_failures_total",
-            "Tries without a good answer. The endpoint's fault: connect, cut, stalled, broken (5xx); else busy (429, 503), "
-            "client and over_length (4xx), deadline, files.",
+            "Tries without a good answer: the endpoint's fault are connect, cut, stalled, broken (5xx), but not "
+            "busy (429, 503), client and over_length (4xx), deadline, files.",
             ("endpoint", "kind"),
         )
         self.retries = self._counter("kvlane_retries_total", "Further tries on another endpoint.", ("kind",))
