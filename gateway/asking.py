@@ -6,6 +6,8 @@ import aiohttp
 import orjson
 from yarl import URL
 
+from gateway.logs import reason
+
 
 class Unanswered(Exception):
     """There is no answer; the message is the one line that says why."""
@@ -42,6 +44,8 @@ async def asked(
     except TimeoutError:
         raise Unanswered(f"{admin}: no answer within {timeout_s:g} s") from None
     except (aiohttp.ClientError, ValueError) as error:  # ValueError: a key that is no header
+        if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
+            raise Unanswered(f"{admin}: no gateway is there: {reason(error.os_error)}") from error
         raise Unanswered(f"{admin}: {error}") from error
 
 

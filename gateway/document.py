@@ -118,6 +118,7 @@ def _is_inside(path: tuple[Any, ...], outer: tuple[Any, ...]) -> bool:
 
 def _line(item: Any, path: str) -> str:
     message = str(item["msg"]).removeprefix("Value error, ")
+    message = re.sub("^Input should be (?:a valid )?", "must be ", message)
     message = message[:1].lower() + message[1:]
     match item["type"]:
         case "extra_forbidden":
@@ -130,6 +131,14 @@ def _line(item: Any, path: str) -> str:
             message = "must be a list"
         case "model_type":
             message = "must be a mapping"
+        case "int_type" | "int_parsing" | "int_from_float":
+            message = "must be a whole number"
+        case "float_type" | "float_parsing":
+            message = "must be a number"
+        case "bool_type" | "bool_parsing":
+            message = "must be true or false"
+        case "string_type" | "path_type":
+            message = "must be text"
     if not path:
         return message
     last = path.rpartition(".")[2]

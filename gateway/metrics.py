@@ -45,7 +45,8 @@ class Metrics:
         )
         self.endpoint_failures = self._counter(
             "kvlane_endpoint_failures_total",
-            "Tries that an endpoint did not serve: busy (429, 503), broken (5xx), unreachable, cut, stalled.",
+            "Tries without a good answer: the endpoint's fault are connect, cut, stalled, broken (5xx), but not "
+            "busy (429, 503), client and over_length (4xx), deadline, files.",
             ("endpoint", "kind"),
         )
         self.retries = self._counter("kvlane_retries_total", "Further tries on another endpoint.", ("kind",))

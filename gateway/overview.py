@@ -15,6 +15,7 @@ told by engines: who shows them has to escape them.
 import asyncio
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import blake2b
@@ -49,6 +50,7 @@ MAX_CHARS = 200  # of a name
 MARK_BYTES = 6
 SHARE_NAMES = ("p50", "p95", "p99")
 RATES = ("served_per_s", "refused_per_s", "failed_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
+OWN_FAILURES = frozenset({"connect", "cut", "stalled", "broken"})  # an endpoint's: neither full nor a client's mistake
 COLUMNS = (*RATES, "hit_ratio", "in_flight", "waiting")
 
 Rows = list[dict[str, Any]]
@@ -189,7 +191,9 @@ class Overview:
     def _endpoints(self) -> Rows:
         now = self._clock()
         sent = self.history.added_by(self._metrics.endpoint_requests, "endpoint")
-        failed = self.history.added_by(self._metrics.endpoint_failures, "endpoint")
+        failed: defaultdict[str, float] = defaultdict(float)
+        for (endpoint, kind), amount in self.history.added(self._metrics.endpoint_failures):
+            failed[endpoint] += amount * (kind in OWN_FAILURES)
         members = [member for pool in self._fleet.pools for member in pool.members][:MAX_ENDPOINTS]
         return [describe(member, now, sent, failed) for member in members]
 

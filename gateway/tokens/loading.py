@@ -110,7 +110,7 @@ def _from_files(path: Path, folder: Path | None, chat_template: str | None) -> M
     try:
         tokenizer = Tokenizer.from_file(os.fspath(path))
     except Exception as error:  # the library raises plain Exception
-        raise NotLoaded(f"{path}: {_line(error)}") from error
+        raise NotLoaded(f"{path}: is no tokenizer: {_line(error)}") from error
     config = _json(folder, CONFIG) if folder else {}
     named = {**(_json(folder, SPECIAL_TOKENS) if folder else {}), **config}
     specials = {name: text for name in NAMED_TOKENS if (text := _text_of(named.get(name)))}

@@ -61,6 +61,13 @@ async def overview(whole: House) -> dict[str, Any]:
     return feed
 
 
+async def test_an_endpoint_has_not_failed_where_it_was_full_or_the_client_wrong() -> None:
+    async with house(1, tenants=[TENANT]) as whole:
+        for kind in ("connect", "cut", "stalled", "broken", "client", "over_length", "busy", "deadline", "files"):
+            whole.gateway.metrics.endpoint_failures.add(("e0", kind))
+        assert [each["failures"] for each in (await overview(whole))["endpoints"]] == [4]
+
+
 async def test_a_request_is_seen_in_every_part() -> None:
     async with house(1, tenants=[TENANT]) as whole:
         for question in ("When is high water?", "Which berth is free?"):

@@ -64,7 +64,7 @@ async def test_p9_a_tokenizer_that_is_none_keeps_the_gateway_from_starting(tmp_p
     broken = tmp_path / "tokenizer.json"
     broken.write_text('{"no": "tokenizer"}')
     gateway = Gateway(config(["http://127.0.0.1:9"], models=named(tokenizer=str(broken))))
-    with pytest.raises(StartError, match=r"models: sim: .*tokenizer\.json: "):
+    with pytest.raises(StartError, match=r"models: sim: .*tokenizer\.json: is no tokenizer: "):
         await gateway.start()
     await gateway.stop()
 

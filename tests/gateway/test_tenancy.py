@@ -67,9 +67,9 @@ def test_keys_are_asked_for_where_somebody_may_be_given_one(sections: dict[str, 
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        ({"tokens_per_month": 10**15 + 1}, ".tokens_per_month: input should be less than or equal to 1000000000000000"),
-        ({"requests_per_minute": 10**20}, ".requests_per_minute: input should be less than or equal to"),
-        ({"cost_per_day": 2e9}, ".cost_per_day: input should be less than or equal to 1000000000"),
+        ({"tokens_per_month": 10**15 + 1}, ".tokens_per_month: must be less than or equal to 1000000000000000"),
+        ({"requests_per_minute": 10**20}, ".requests_per_minute: must be less than or equal to"),
+        ({"cost_per_day": 2e9}, ".cost_per_day: must be less than or equal to 1000000000"),
         (
             {"tokens_per_minute": 1, "burst_tokens": 10**6},
             ": burst_tokens must be no more than tokens_per_minute bring",

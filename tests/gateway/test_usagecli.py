@@ -131,7 +131,7 @@ async def test_nobody_there_is_one_line() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        assert (await complaint("--admin", url)).startswith(f"kvlane: {url}: Cannot connect")
+        assert await complaint("--admin", url) == f"kvlane: {url}: no gateway is there: Connection refused"
 
 
 @asynccontextmanager
