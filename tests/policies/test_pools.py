@@ -2,6 +2,7 @@
 
 import pytest
 
+from policies import books
 from policies.endpoint import EngineReport, Pool
 from policies.health import State
 from policies.pools import (
@@ -17,7 +18,7 @@ from policies.pools import (
     standing_of,
 )
 from policies.request import InferenceRequest
-from tests.policies.fleets import REQUEST, endpoint
+from tests.policies.fleets import REQUEST, endpoint, request
 
 STARTING, READY, SUSPECT, EJECTED, DRAINING = State
 NOW = 100.0
@@ -212,6 +213,23 @@ def test_r16_an_endpoint_whose_cache_is_full_gets_nothing_new_unless_all_are() -
     other.report = EngineReport(kv_usage=1.0, at=NOW - 1)
     assert candidates(pool, REQUEST, (), NOW) == [full, other]
     assert candidates(pool, REQUEST, {other}, NOW) == [full]
+
+
+@pytest.mark.parametrize(
+    ("seed", "shared", "is_taken"), [(1, 10, True), (1, 6, True), (1, 5, False), (2, 10, False), (1, 0, False)]
+)
+def test_a_full_cache_takes_prompts_of_which_its_live_requests_hold_half(
+    seed: int, shared: int, is_taken: bool
+) -> None:
+    """To move them would fill the next cache with second copies, and so on."""
+    full, other = endpoint("a"), endpoint("b")
+    full.report = EngineReport(kv_usage=0.99, at=NOW)
+    pool = Pool("p", [full, other])
+    charge = books.dispatch(full, request("live", (1, 10)), NOW)
+    asked = request("r", (seed, shared), (3, 10 - shared)) if shared else request("short")
+    assert candidates(pool, asked, (), NOW) == ([full, other] if is_taken else [other])
+    books.finish(charge, NOW)
+    assert candidates(pool, asked, (), NOW) == [other]
 
 
 def test_an_old_report_of_a_full_cache_keeps_nobody_away() -> None:
