@@ -9,10 +9,12 @@ import orjson
 import typer
 import uvloop
 from rich.console import Console
+from rich.table import Table
 
 from loadtests.stand import NotReady, until_stopped
 
 STANDARD_OUTPUT = Path("-")
+WIDE = 100
 NumbersFile = Annotated[Path | None, typer.Option(help="Write the numbers there; - is standard output.")]
 
 Result = TypeVar("Result")
@@ -21,6 +23,11 @@ Result = TypeVar("Result")
 def console_beside(numbers: Path | None) -> Console:
     """Give where to talk to people: standard error, if the numbers have standard output."""
     return Console(stderr=numbers == STANDARD_OUTPUT, highlight=False)
+
+
+def show(console: Console, table: Table) -> None:
+    """Show a table of up to WIDE columns with all its figures, also where the other end is narrower, or no terminal."""
+    Console(file=console.file, width=max(console.width, WIDE)).print(table)  # what rich takes for too wide it cuts
 
 
 def write_numbers(file: Path, document: object) -> None:

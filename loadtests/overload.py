@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtests.bars import BARS, CAPACITY, OURS, OVERLOADS, table
+from loadtests.command import show
 from loadtests.doors import Admission
 from loadtests.experiment import watched
 from loadtests.results import Result
@@ -54,7 +55,7 @@ def overload(
     ]
     console, start = Console(), monotonic()
     findings = watched(console, cases, jobs)
-    console.print(rules_table(findings))
+    show(console, rules_table(findings))
     console.print(table(BARS["overload"], BARS["overload"].judge(findings), monotonic() - start))
     if json is not None:
         runs = [

@@ -22,7 +22,7 @@ from rich import box
 from rich.table import Table
 
 from loadtests.bars import OURS, OVERLOADS
-from loadtests.command import NumbersFile, console_beside, outcome_of, write_numbers
+from loadtests.command import NumbersFile, console_beside, outcome_of, show, write_numbers
 from loadtests.crowd import Crowd, press, tenants_section
 from loadtests.demo import BUSY_S
 from loadtests.doors import Admission
@@ -169,7 +169,7 @@ def pressed(
     cells = outcome_of(all_of_them(), console)
     if json is not None:
         write_numbers(json, {"capacity": most, "cells": as_json(cells)})
-    console.print(table(cells))
+    show(console, table(cells))
     for line in doubts(cells):
         console.print(line)
 

@@ -11,8 +11,9 @@ import orjson
 import pytest
 import typer
 from rich.console import Console
+from rich.table import Table
 
-from loadtests.command import console_beside, outcome_of, write_numbers
+from loadtests.command import WIDE, console_beside, outcome_of, show, write_numbers
 from loadtests.stand import NotReady
 
 
@@ -55,3 +56,11 @@ def test_numbers_go_to_a_file_or_to_standard_output_alone(
     told = capsysbinary.readouterr()
     assert (told.out, told.err) == (b'words\n{\n  "a": 1\n}\n', b"words\n")
     assert orjson.loads(file.read_bytes()) == {"a": 1}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_table_has_all_its_figures_however_narrow_it_is_where_it_goes(width: int) -> None:
+    wide, out = Table("a", "b", box=None, padding=0), io.StringIO()
+    wide.add_row("1" * (WIDE - 20), "2" * 20)
+    show(Console(file=out, width=width), wide)
+    assert "1" * (WIDE - 20) + "2" * 20 in out.getvalue()
