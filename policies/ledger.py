@@ -68,9 +68,7 @@ class Kind(Enum):
         """Whether it counts within a period."""
 
     def end_us(self, now_us: int) -> int:
-        """Say when the period ends; 0 where there is none."""
-        if not self.is_budget:
-            return 0
+        """Say when the period of a budget ends."""
         return bucket.month_end_us(now_us) if self.letter == "m" else bucket.day_end_us(now_us)
 
 
